@@ -1,0 +1,1 @@
+"""Frozen configuration objects; importing them needs no torch."""
