@@ -1,2 +1,2 @@
-"""Trains beam-tiny: corpus, dialogues, tokenizer, model, evaluation and export of the checkpoint that
-ships in beam_trt/assets/beam_tiny."""
+"""Trains beam-tiny: corpus, dialogues, tokenizer, model, evaluation and export of the checkpoint
+that ships in beam_trt/assets/beam_tiny."""

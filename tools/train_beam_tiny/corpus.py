@@ -1,5 +1,5 @@
-"""Plain English and code prose that every Python installation carries: docstrings of the standard
-library, the pydoc topics and the licence. The order is fixed, so the same Python gives the same text."""
+"""Plain English prose that every Python installation carries: docstrings of the standard library,
+the pydoc topics and the licence. The order is fixed: the same Python gives the same text."""
 
 import ast
 import sysconfig
@@ -36,7 +36,7 @@ def _docstrings(path: Path) -> list[str]:
 def documents() -> list[str]:
     """Every document of the corpus, longest pieces whole, in a fixed order.
 
-    Docstrings of one module that are shorter than 200 characters alone are joined into one document.
+    Docstrings of one module that are shorter than 200 characters are joined into one document.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     collected = [f"{name}\n\n{topics[name]}" for name in sorted(topics)]
