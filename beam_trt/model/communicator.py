@@ -1,4 +1,4 @@
-"""What the model needs from the other ranks; the processes behind it belong to `runtime.workers`."""
+"""What the model needs from other ranks; the processes behind it belong to `runtime.workers`."""
 
 from typing import Protocol
 

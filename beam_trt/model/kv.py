@@ -13,8 +13,8 @@ from beam_trt.config.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class KvPools:
-    """KV of all layers. `layers[l]` is [num_blocks, 2 (K, V), kv_heads, tokens_per_block, head_dim],
-    so that one head's keys of one block are contiguous. Full layers have `num_full_blocks` blocks,
+    """KV of all layers. `layers[l]` is [num_blocks, 2 (K, V), kv_heads, tokens_per_block,
+    head_dim], so that one head's keys of one block are contiguous. Full layers have `num_full_blocks` blocks,
     sliding layers `num_sliding_blocks`; block i of a lifetime is block i in each of its layers.
     Memory is not cleared: only what a step has written is ever read."""
 
@@ -59,4 +59,4 @@ def bytes_per_block(
     """Bytes on one rank of one block of a lifetime, over all layers of that lifetime."""
     num_layers = config.num_full_layers if is_full else config.num_sliding_layers
     per_token = 2 * mapping.num_local_kv_heads(config) * config.head_dim * dtype.itemsize
-    return num_layers * tokens_per_block * per_token
+    return int(num_layers * tokens_per_block * per_token)
