@@ -17,6 +17,7 @@ class Gpu:
     name: as `--gpu` takes it. sm: compute capability times ten (90 is 9.0).
     memory_gb, bandwidth_gb_s: 10^9 bytes and 10^9 bytes a second, as published.
     achievable_gb_s: bandwidth a streaming kernel was seen to reach, None where not measured.
+    link_gb_s: NVLink or PCIe to its neighbours, one direction, as published.
     {bf16,fp8,nvfp4}_tflops: dense tensor-core peak, None where the format is not native.
     """
 
@@ -29,9 +30,10 @@ class Gpu:
     bf16_tflops: float
     fp8_tflops: float | None
     nvfp4_tflops: float | None
+    link_gb_s: float
 
     def __post_init__(self) -> None:
-        for field in ("sm", "memory_gb", "bandwidth_gb_s", "bf16_tflops"):
+        for field in ("sm", "memory_gb", "bandwidth_gb_s", "bf16_tflops", "link_gb_s"):
             if not getattr(self, field) > 0:
                 raise ConfigError(f"GPU {self.name}: {field} must be positive.")
 

@@ -20,6 +20,7 @@ ALLOWED = {
     "serving": {"errors", "config", "engine.manifest", "runtime"},
     "triton": {"errors", "config", "engine.manifest", "checkpoint", "runtime", "serving"},
     "client": {"errors", "config", "serving", "triton"},
+    "planner": {"errors", "config"},
     "bench": {"errors", "config", "client", "runtime", "serving"},
 }
 """What each part may import besides itself; `cli` may import everything, nothing imports `cli`."""

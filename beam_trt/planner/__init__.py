@@ -1,0 +1,1 @@
+"""What fits a GPU and what it costs, from arithmetic alone: no torch, no GPU, no weights."""
