@@ -195,25 +195,31 @@ def checkpoint_tensors(config: ModelConfig, quant: QuantConfig) -> Iterator[Expe
     [out, in / 2], `X.weight_scale` F8_E4M3 [out, in / 16], `X.weight_scale_2` and `X.input_scale`
     F32 []. Raises ConfigError where NVFP4's blocks of 16 columns do not fit.
     """
-    hidden, dim = config.hidden_size, config.head_dim
-    yield ExpectedTensor(EMBED_TOKENS, PLAIN_DTYPES, (config.vocab_size, hidden))
+    vocab = (config.vocab_size, config.hidden_size)
+    yield ExpectedTensor(EMBED_TOKENS, PLAIN_DTYPES, vocab)
     for layer_idx in range(config.num_hidden_layers):
-        for norm in LAYER_NORMS:
-            yield ExpectedTensor(layer_norm(layer_idx, norm), PLAIN_DTYPES, (hidden,))
-        yield ExpectedTensor(q_norm(layer_idx), PLAIN_DTYPES, (dim,))
-        yield ExpectedTensor(k_norm(layer_idx), PLAIN_DTYPES, (dim,))
-        yield ExpectedTensor(gate_bias(layer_idx), PLAIN_DTYPES, (config.num_attention_heads,))
-        if config.is_moe(layer_idx):
-            # A router in bf16 picks other experts than the trained one.
-            experts = config.num_experts
-            yield ExpectedTensor(router_weight(layer_idx), ("F32",), (experts, hidden))
-            yield ExpectedTensor(router_bias(layer_idx), ("F32",), (experts,))
+        yield from plain_layer_tensors(config, layer_idx)
         for group in linear_groups(config, layer_idx):
             precision = quant.linear_precision(group.site.is_expert)
             for linear in group.linears:
                 yield from linear_tensors(linear, precision)
-    yield ExpectedTensor(FINAL_NORM, PLAIN_DTYPES, (hidden,))
-    yield ExpectedTensor(LM_HEAD, PLAIN_DTYPES, (config.vocab_size, hidden))
+    yield ExpectedTensor(FINAL_NORM, PLAIN_DTYPES, (config.hidden_size,))
+    yield ExpectedTensor(LM_HEAD, PLAIN_DTYPES, vocab)
+
+
+def plain_layer_tensors(config: ModelConfig, layer_idx: int) -> Iterator[ExpectedTensor]:
+    """What is never quantized in one layer: norms, gate bias, router."""
+    hidden, dim = config.hidden_size, config.head_dim
+    for norm in LAYER_NORMS:
+        yield ExpectedTensor(layer_norm(layer_idx, norm), PLAIN_DTYPES, (hidden,))
+    yield ExpectedTensor(q_norm(layer_idx), PLAIN_DTYPES, (dim,))
+    yield ExpectedTensor(k_norm(layer_idx), PLAIN_DTYPES, (dim,))
+    yield ExpectedTensor(gate_bias(layer_idx), PLAIN_DTYPES, (config.num_attention_heads,))
+    if config.is_moe(layer_idx):
+        # A router in bf16 picks other experts than the trained one.
+        experts = config.num_experts
+        yield ExpectedTensor(router_weight(layer_idx), ("F32",), (experts, hidden))
+        yield ExpectedTensor(router_bias(layer_idx), ("F32",), (experts,))
 
 
 def linear_tensors(linear: Linear, precision: Precision) -> Iterator[ExpectedTensor]:

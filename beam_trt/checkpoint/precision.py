@@ -1,8 +1,5 @@
-"""Which quantization a checkpoint says it has, and the metadata that says so.
-
-Reads and writes `quantization_config` (config.json) and hf_quant_config.json; knows nothing about
-tensor values.
-"""
+"""Which quantization a checkpoint says it has: `quantization_config` in config.json, or
+hf_quant_config.json. Knows nothing about tensor values."""
 
 import json
 from pathlib import Path
