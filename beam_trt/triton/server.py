@@ -1,0 +1,291 @@
+"""Starts the real tritonserver on a model repository, watches it, and stops it without a trace.
+
+Whatever happens, after `stop` no process it started lives, its ports are free, and its shared
+memory and run folder are gone. Knows nothing about requests.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from beam_trt.errors import ServerError
+from beam_trt.triton.engine_host import PYTHON_VARIABLE, RUN_DIR_VARIABLE
+from beam_trt.triton.installation import Installation
+from beam_trt.triton.ports import check_port_free
+from beam_trt.triton.processes import die_with_parent, kill_session, session_members
+from beam_trt.triton.repository import MODELS
+
+_SHM = Path("/dev/shm")
+_LOG_LINES = 200
+_TAIL_LINES = 25
+_POLL_S = 0.1
+_KILL_MARGIN_S = 5.0
+_RESTRICTED = "model-repository,shared-memory,trace,logging"
+_ADMIN_HEADER = "beam-trt-admin"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How tritonserver is started. `host` is the address it listens on; ports must differ and be
+    free. exit_timeout_s: how long open requests may go on after `stop`."""
+
+    repository: Path
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    host: str = "127.0.0.1"
+    exit_timeout_s: int = 30
+    ready_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        ports = {
+            "--http-port": self.http_port,
+            "--grpc-port": self.grpc_port,
+            "--metrics-port": self.metrics_port,
+        }
+        for flag, port in ports.items():
+            if not 1 <= port <= 65535:
+                raise ServerError(f"{flag}: expected a port within 1..65535, got {port}.")
+        if len(set(ports.values())) != len(ports):
+            raise ServerError(
+                f"ports: {', '.join(f'{flag} {port}' for flag, port in ports.items())}: "
+                "expected three different ones."
+            )
+        if self.exit_timeout_s < 0:
+            raise ServerError(
+                f"--exit-timeout: expected at least 0 seconds, got {self.exit_timeout_s}."
+            )
+
+
+def find_repository(folder: Path) -> Path:
+    """The model repository that `folder` is, or holds as `triton_repo`. Raises ServerError."""
+    for candidate in (folder / "triton_repo", folder):
+        if all((candidate / model / "config.pbtxt").is_file() for model in MODELS):
+            return candidate.resolve()
+    raise ServerError(
+        f"{folder}: expected a build (with triton_repo/) or a Triton model repository with the "
+        f"models {' and '.join(MODELS)}, found {'neither' if folder.is_dir() else 'no such folder'}"
+        ". Write one: beam-trt build, or beam-trt repo ENGINE -o DIR."
+    )
+
+
+class TritonServer:
+    """One running tritonserver with its stubs and engine host. Use as a context manager, or call
+    `start`, `wait_ready`, and always `stop`. `on_log` gets every line of the server's log.
+
+    Start it from the main thread: the kernel ends the server when the starting thread ends.
+    """
+
+    def __init__(self, options: ServerOptions, on_log: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self._on_log = on_log
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        self._run_dir: Path | None = None
+        self._admin_key = secrets.token_hex(16)
+        self._shm_prefix = f"beam_trt_{os.getpid()}_{secrets.token_hex(4)}_"
+
+    def __enter__(self) -> "TritonServer":
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{_client_host(self.options.host)}:{self.options.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://{_client_host(self.options.host)}:{self.options.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{_client_host(self.options.host)}:{self.options.metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def shm_prefix(self) -> str:
+        """Beginning of the names of all its entries in /dev/shm."""
+        return self._shm_prefix
+
+    def start(self) -> None:
+        """Launch the server; it is not ready yet. Raises ServerError where a port is taken or
+        tritonserver or libpython are missing."""
+        assert self._process is None, "started twice"
+        installation = Installation.find()
+        options = self.options
+        for flag, port in (
+            ("--http-port", options.http_port),
+            ("--grpc-port", options.grpc_port),
+            ("--metrics-port", options.metrics_port),
+        ):
+            check_port_free(options.host, port, flag)
+        # Short, since a unix socket's path may have 108 bytes at most.
+        self._run_dir = Path(tempfile.mkdtemp(prefix="beam-trt-"))
+        backends = installation.lay_out_backends(self._run_dir)
+        environment = {PYTHON_VARIABLE: sys.executable} | installation.environment()
+        environment[RUN_DIR_VARIABLE] = str(self._run_dir)
+        self._process = subprocess.Popen(
+            [str(installation.server), *self._arguments(backends)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us alone, and all it starts can be found
+            preexec_fn=die_with_parent,
+        )
+        threading.Thread(target=self._read_log, name="triton-log", daemon=True).start()
+
+    def wait_ready(self) -> None:
+        """Return when both models are loaded and the server answers. Raises ServerError with the
+        end of the server's log where it ends before or takes too long."""
+        deadline = time.monotonic() + self.options.ready_timeout_s
+        while not self._is_ready():
+            self.check_alive()
+            if time.monotonic() >= deadline:
+                raise ServerError(
+                    f"tritonserver is not ready after {self.options.ready_timeout_s:.0f} s.\n"
+                    f"{self.log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def check_alive(self) -> None:
+        """Raise ServerError, with the end of its log, where tritonserver has ended."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is None:
+            return
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        time.sleep(_POLL_S)  # let the log's reader catch up
+        raise ServerError(f"tritonserver {how}. The end of its log:\n{self.log_tail()}")
+
+    def dead_models(self) -> list[str]:
+        """Models whose stub process is gone; Triton itself does not notice."""
+        living = [info for info in session_members(self.pid) if info.is_alive]
+        commands = [" ".join(info.command) for info in living if info.parent == self.pid]
+        return [
+            model for model in MODELS if not any(f"/{model}/" in command for command in commands)
+        ]
+
+    def reload(self, model: str) -> None:
+        """Unload and load a model, which starts its stub anew. Raises ServerError."""
+        for action in ("unload", "load"):
+            self._post(f"/v2/repository/models/{model}/{action}")
+
+    def stop(self) -> None:
+        """Drain for at most `exit_timeout_s`, then end everything that is left. Idempotent."""
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(self.options.exit_timeout_s + _KILL_MARGIN_S)
+            # Stubs that lost their server ignore SIGTERM.
+            kill_session(process.pid)
+            process.wait()
+        for entry in _SHM.glob(f"{self._shm_prefix}*"):
+            entry.unlink(missing_ok=True)
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir = None
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log, those of problems first where there are any."""
+        lines = list(self._log)
+        problems = [line for line in lines if line[:1] == "E"]
+        return "\n".join((problems or lines)[-_TAIL_LINES:])
+
+    def _arguments(self, backends: Path) -> list[str]:
+        options = self.options
+        return [
+            f"--model-repository={options.repository}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in MODELS),
+            "--disable-auto-complete-config",
+            f"--http-address={options.host}",
+            f"--grpc-address={options.host}",
+            f"--metrics-address={options.host}",
+            f"--http-port={options.http_port}",
+            f"--grpc-port={options.grpc_port}",
+            f"--metrics-port={options.metrics_port}",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--http-restricted-api={_RESTRICTED}:{_ADMIN_HEADER}={self._admin_key}",
+            f"--grpc-restricted-protocol={_RESTRICTED}:{_ADMIN_HEADER}={self._admin_key}",
+        ]
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._request("GET", "/v2/health/ready")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _post(self, path: str) -> None:
+        try:
+            status, body = self._request("POST", path)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.http_url}{path}: {error}.") from error
+        if status != 200:
+            raise ServerError(f"{self.http_url}{path}: {_error_text(body)}")
+
+    def _request(self, method: str, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(
+            _client_host(self.options.host), self.options.http_port, timeout=60
+        )
+        try:
+            headers = {_ADMIN_HEADER: self._admin_key} if method == "POST" else {}
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _read_log(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._log.append(line.rstrip("\n"))
+                if self._on_log is not None:
+                    self._on_log(line.rstrip("\n"))
+
+
+def _client_host(host: str) -> str:
+    """Where a client on this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")
