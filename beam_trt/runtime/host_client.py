@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_trt.errors import ServerError
+from beam_trt.errors import RequestError, ServerError
 from beam_trt.runtime import wire
 from beam_trt.runtime.request import Request, RequestLimits, RequestOutput, Timings, Usage
 
@@ -62,14 +62,15 @@ class EngineClient:
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send a request. `sink` gets every output, the last with a `finish_reason`. Raises
-        RequestError when the request can never run and ServerError when the host is gone."""
+        RequestError when the request can never run or its id is in
+        use, and ServerError when the host is gone."""
         self._limits.check(request)
         usage = Usage(prompt_tokens=len(request.prompt_ids), generated_tokens=0)
         with self._lock:
             if self._gone is not None:
                 raise ServerError(self._gone)
             if request.request_id in self._open:
-                raise ServerError(
+                raise RequestError(
                     f"request {request.request_id!r}: a request of this client with that id is "
                     "still open. Use a new id."
                 )

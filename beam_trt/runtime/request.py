@@ -152,7 +152,7 @@ class RequestLimits:
             )
 
     def _check_ids(self, field: str, ids: tuple[int, ...]) -> None:
-        if not ids or (0 <= min(ids) and max(ids) < self.vocab_size):
+        if not ids or (min(ids) >= 0 and max(ids) < self.vocab_size):
             return
         at, token_id = next(
             (at, token_id) for at, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size
