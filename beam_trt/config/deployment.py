@@ -42,9 +42,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How many texts of at most how many tokens set the activation scales of NVFP4."""
+    """How many texts set the activation scales of NVFP4."""
 
-    num_samples: int = 32
+    num_samples: int = 128
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:

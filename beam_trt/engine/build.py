@@ -6,6 +6,7 @@ Knows nothing about quantizing or Triton: `engine.pipeline` runs the stages arou
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from beam_trt.checkpoint.validate import validate
 from beam_trt.config.build import BuildConfig
 from beam_trt.config.hardware import Gpu
 from beam_trt.config.mapping import Mapping
-from beam_trt.config.quant import QuantConfig
-from beam_trt.config.tensors import TensorSpec
+from beam_trt.config.model import ModelConfig
+from beam_trt.config.quant import Precision, QuantConfig
 from beam_trt.engine.launch_table import launch_table
 from beam_trt.engine.manifest import (
     CONFIG_FILE,
@@ -65,20 +66,20 @@ def build_engine(
     prepare_output(engine_dir)
     index = CheckpointIndex.open(checkpoint)
     validate(index)
-    _check_precision(index, quant)
-    build.check_model(index.config)
+    check_precision(index, quant)
     mapping = mapping.with_rank(0)
-    specs = file_order(index.config, quant, mapping)
-    rank_bytes = sum(spec.num_bytes for spec in specs)
-    _check_memory(build, mapping, rank_bytes)
+    rank_bytes = check_fits(index.config, quant, mapping, build)
     _check_disk(engine_dir, rank_bytes * mapping.tp_size)
+    # What the weights are stored in is what the engine computes in.
+    dtype = "float32" if quant.precision is Precision.FP32 else "bfloat16"
+    model = replace(index.config, dtype=dtype)
     with atomic_output(engine_dir) as folder:
-        hashes = _write_ranks(folder, index, quant, mapping, specs, progress, on_note)
+        hashes = _write_ranks(folder, index, quant, mapping, progress, on_note)
         (folder / TOKENIZER_DIR).mkdir()
         copy_sidecars(checkpoint, folder / TOKENIZER_DIR)
         _write_json(folder / LAUNCH_TABLE_FILE, launch_table(build.gpu))
         config = EngineConfig(
-            engine_dir, index.config, quant, mapping, build, __version__, package_versions()
+            engine_dir, model, quant, mapping, build, __version__, package_versions()
         )
         _write_json(folder / CONFIG_FILE, config.to_dict())
         target = {"gpu": build.gpu, "sm": Gpu.named(build.gpu).sm if build.gpu else None}
@@ -103,11 +104,11 @@ def _write_ranks(
     index: CheckpointIndex,
     quant: QuantConfig,
     mapping: Mapping,
-    specs: list[TensorSpec],
     progress: Progress | None,
     on_note: Note | None,
 ) -> dict[str, str]:
     """Write every rank's file; sha256 of each by name."""
+    specs = file_order(index.config, quant, mapping)
     total = sum(spec.num_bytes for spec in specs) * mapping.tp_size
     done = 0
     writers: list[RankFileWriter] = []
@@ -127,35 +128,54 @@ def _write_ranks(
         raise
 
 
-def _check_precision(index: CheckpointIndex, quant: QuantConfig) -> None:
-    if index.quant == quant:
+def is_buildable_from(found: QuantConfig, wanted: QuantConfig) -> bool:
+    """Whether a checkpoint in `found` can become an engine in `wanted` without rounding."""
+    return found == wanted or (found.precision, wanted.precision) == (
+        Precision.BF16,
+        Precision.FP32,
+    )
+
+
+def check_precision(index: CheckpointIndex, quant: QuantConfig) -> None:
+    """CheckpointError unless the checkpoint `is_buildable_from` as it is."""
+    if is_buildable_from(index.quant, quant):
         return
-    raise CheckpointError(
-        f"{index.folder}: expected a checkpoint in {_named(quant)}, found {_named(index.quant)}. "
-        + (
-            "A quantized checkpoint is not quantized again: start from the original, or build "
+    if index.precision.is_quantized:
+        advice = (
+            "A quantized checkpoint is not converted again: start from the original, or build "
             f"with --precision {index.precision}."
-            if index.precision.is_quantized
-            else f"Run `beam-trt quantize --precision {quant.precision}` on it first, or "
+        )
+    else:
+        advice = (
+            f"Run `beam-trt quantize --precision {quant.precision}` on it first, or "
             "`beam-trt build`, which does both."
         )
+    raise CheckpointError(
+        f"{index.folder}: expected a checkpoint in {_named(quant)}, found {_named(index.quant)}. "
+        f"{advice}"
     )
+
+
+def check_fits(
+    config: ModelConfig, quant: QuantConfig, mapping: Mapping, build: BuildConfig
+) -> int:
+    """Bytes of weights on each rank. ConfigError where the model cannot be split like this, does
+    not allow the build's limits, or does not fit into the target's memory."""
+    build.check_model(config)
+    rank_bytes = sum(spec.num_bytes for spec in file_order(config, quant, mapping))
+    if build.gpu is not None:
+        gpu = Gpu.named(build.gpu)
+        if rank_bytes >= gpu.memory_gb * 1e9:
+            raise ConfigError(
+                f"gpu {build.gpu}: each of {mapping.tp_size} ranks holds {rank_bytes / 1e9:.1f} "
+                f"GB of weights, a {gpu.title} has {gpu.memory_gb:.0f} GB. Use more ranks (--tp) "
+                "or a smaller precision."
+            )
+    return rank_bytes
 
 
 def _named(quant: QuantConfig) -> str:
     return f"{quant.precision} (experts only)" if quant.experts_only else str(quant.precision)
-
-
-def _check_memory(build: BuildConfig, mapping: Mapping, rank_bytes: int) -> None:
-    if build.gpu is None:
-        return
-    gpu = Gpu.named(build.gpu)
-    if rank_bytes >= gpu.memory_gb * 1e9:
-        raise ConfigError(
-            f"gpu {build.gpu}: each of {mapping.tp_size} ranks holds {rank_bytes / 1e9:.1f} GB of "
-            f"weights, a {gpu.title} has {gpu.memory_gb:.0f} GB. Use more ranks (--tp) or a "
-            "smaller precision."
-        )
 
 
 def _check_disk(engine_dir: Path, needed: int) -> None:

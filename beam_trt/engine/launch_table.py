@@ -1,10 +1,8 @@
 """Which implementation of each plugin an engine will run, asked from torch's own dispatcher."""
 
 import importlib
-import pkgutil
 from typing import Any
 
-import beam_trt_plugins
 import torch
 
 from beam_trt import __version__
@@ -33,10 +31,9 @@ def launch_table(gpu: str | None) -> dict[str, Any]:
 
 
 def plugin_operators() -> list[str]:
-    """Qualified names of the operators that the plugins register, sorted."""
-    for module in pkgutil.walk_packages(beam_trt_plugins.__path__, "beam_trt_plugins."):
-        if module.name.endswith(".op"):
-            importlib.import_module(module.name)
+    """Qualified names of the operators the model runs on, sorted."""
+    # Importing the model registers every operator it calls.
+    importlib.import_module("beam_trt.model.beam")
     names = torch._C._dispatch_get_all_op_names()
     return sorted(name for name in names if name.startswith(NAMESPACE))
 
