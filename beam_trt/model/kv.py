@@ -14,9 +14,9 @@ from beam_trt.config.model import ModelConfig
 @dataclass(frozen=True, slots=True)
 class KvPools:
     """KV of all layers. `layers[l]` is [num_blocks, 2 (K, V), kv_heads, tokens_per_block,
-    head_dim], so that one head's keys of one block are contiguous. Full layers have `num_full_blocks` blocks,
-    sliding layers `num_sliding_blocks`; block i of a lifetime is block i in each of its layers.
-    Memory is not cleared: only what a step has written is ever read."""
+    head_dim], so that one head's keys of one block are contiguous. Full layers have
+    `num_full_blocks` blocks, sliding layers `num_sliding_blocks`; block i of a lifetime is block i
+    in each of its layers. Memory is not cleared: only what a step has written is ever read."""
 
     layers: tuple[torch.Tensor, ...]
     tokens_per_block: int
