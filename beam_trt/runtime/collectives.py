@@ -15,11 +15,7 @@ from typing import Protocol
 import torch
 from torch.distributed import FileStore, ProcessGroupGloo
 
-from beam_trt.errors import ServerError
-
-
-class RankLost(ServerError):
-    """Another rank of the engine is gone; nothing can be computed without it."""
+from beam_trt.runtime.session import RankLost
 
 
 class _Exchange(Protocol):

@@ -35,9 +35,9 @@ _logger = logging.getLogger(__name__)
 class Executor:
     """Serves requests on one session, many at a time, and owns the session.
 
-    `on_step_end` is called from the loop after the sinks of a step were. Every submitted request
-    gets exactly one output with a `finish_reason`, whatever happens; a sink that raises gets no
-    more outputs and its request is cancelled.
+    `on_step_end`, when set, is called from the loop after the sinks of a step were. Every submitted
+    request gets exactly one output with a `finish_reason`, whatever happens; a sink that raises
+    gets no more outputs and its request is cancelled.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Executor:
         session: Session,
         engine: EngineConfig,
         runtime: RuntimeConfig,
-        on_step_end: Callable[[], None] | None = None,
     ) -> None:
         model = engine.model
         sizes = PoolSizes.resolve(model, engine.mapping, runtime)
@@ -68,7 +67,7 @@ class Executor:
         )
         self._eos_token_ids = model.eos_token_ids
         self._max_open = runtime.max_batch_size + runtime.max_queued_requests
-        self._on_step_end = on_step_end
+        self.on_step_end: Callable[[], None] | None = None
         self._wake = threading.Condition()  # guards the five below
         self._open: dict[str, OpenRequest] = {}
         self._new: list[OpenRequest] = []
@@ -157,6 +156,11 @@ class Executor:
         elif reason is None and in_step > STALL_LIMIT_S:
             reason = f"the present step has taken {in_step:.0f} s"
         return Health(reason is None, not self._open, reason, in_step)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the executor stopped serving, None while it serves."""
+        return self._failure
 
     @property
     def num_open(self) -> int:
@@ -298,8 +302,8 @@ class Executor:
             except Exception:
                 _logger.exception("the sink of request %r raised; it is cancelled", request_id)
                 self._abandon(request_id)
-        if outputs and self._on_step_end is not None:
-            self._on_step_end()
+        if outputs and self.on_step_end is not None:
+            self.on_step_end()
 
     def _abandon(self, request_id: str) -> None:
         with self._wake:

@@ -13,6 +13,7 @@ from beam_trt.config.runtime import RuntimeConfig
 from beam_trt.engine.manifest import EngineConfig
 from beam_trt.errors import RequestError, ServerError
 from beam_trt.runtime.executor import Executor
+from beam_trt.runtime.rank_process import Collectives
 from beam_trt.runtime.request import (
     FinishReason,
     Request,
@@ -21,7 +22,7 @@ from beam_trt.runtime.request import (
     Timings,
     Usage,
 )
-from beam_trt.runtime.workers import Collectives, open_session
+from beam_trt.runtime.workers import open_session
 
 
 @dataclass(frozen=True, slots=True)

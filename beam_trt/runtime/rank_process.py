@@ -15,10 +15,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal, get_args
 
 from beam_trt.errors import BeamTrtError, EngineError
-from beam_trt.runtime.collectives import RankLost
+from beam_trt.runtime.session import RankLost
+
+Collectives = Literal["shared_memory", "gloo"]
+"""How ranks exchange partial sums; see `workers.open_session`."""
+
+COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a rank may take to end by itself before it is killed."""

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from beam_trt.errors import ServerError
 from beam_trt.runtime.request import SamplingParams
 from beam_trt.runtime.step_input import StepInput
+
+
+class RankLost(ServerError):
+    """Another rank of the engine is gone; nothing can be computed without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,16 +24,12 @@ from beam_trt.model.communicator import SingleRank
 from beam_trt.runtime.collectives import (
     GlooExchange,
     RankCommunicator,
-    RankLost,
     SharedMemoryExchange,
 )
 from beam_trt.runtime.model_session import ModelSession
-from beam_trt.runtime.rank_process import RankArguments, RankProcesses
-from beam_trt.runtime.session import SampledToken, SamplingRow, Session
+from beam_trt.runtime.rank_process import Collectives, RankArguments, RankProcesses
+from beam_trt.runtime.session import RankLost, SampledToken, SamplingRow, Session
 from beam_trt.runtime.step_input import StepInput
-
-Collectives = Literal["shared_memory", "gloo"]
-COLLECTIVES: tuple[Collectives, ...] = ("shared_memory", "gloo")
 
 _READY = b"ready"
 _START_TIMEOUT_S = 600.0
