@@ -1,0 +1,1 @@
+"""Measures what a running server does, as a client sees it."""
