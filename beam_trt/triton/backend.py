@@ -20,12 +20,13 @@ import numpy as np
 from beam_trt import __version__
 from beam_trt.errors import BeamTrtError, EngineError, RequestError, ServerError
 from beam_trt.runtime.request import RequestOutput
+from beam_trt.serving.answer import AnswerBuilder
 from beam_trt.serving.chat import ChatFormat
 from beam_trt.serving.text import Tokenizer
 from beam_trt.triton.engine_host import EngineLink, run_folder
-from beam_trt.triton.inputs import GenerateInputs, read_inputs
+from beam_trt.triton.inputs import TritonRequest, read_inputs
+from beam_trt.triton.outputs import Values, piece_to_values
 from beam_trt.triton.repository import REPOSITORY_FORMAT
-from beam_trt.triton.response import ResponseBuilder, Values, make_prompt
 from beam_trt.triton.tensors import NUMPY_DTYPES, OUTPUT_BY_NAME, STREAMING_MODEL
 
 NUM_SENDERS = 4
@@ -77,9 +78,8 @@ class Backend:
     def forget(self, request: "_OpenRequest") -> None:
         self._open.discard(request)
 
-    def prepare(self, inputs: GenerateInputs) -> ResponseBuilder:
-        prompt = make_prompt(inputs, self._tokenizer, self._chat)
-        return ResponseBuilder(inputs, prompt, self._tokenizer, self._chat)
+    def prepare(self, request: TritonRequest) -> AnswerBuilder:
+        return AnswerBuilder(request.generate, self._tokenizer, self._chat)
 
     @property
     def pb(self) -> Any:
@@ -110,7 +110,9 @@ class _OpenRequest:
         self._response_sender = request.get_response_sender()
         self._raw: dict[str, list[Any]] = {}
         self._parameters: dict[str, Any] = {}
-        self._builder: ResponseBuilder | None = None
+        self._request: TritonRequest | None = None
+        self._answer: AnswerBuilder | None = None
+        self._echo = ""
         self._cancel: Callable[[], None] = _nothing  # until the request is in the engine
         self._lock = threading.Lock()
         self._pending: list[RequestOutput] = []
@@ -132,18 +134,33 @@ class _OpenRequest:
     def admit(self) -> None:
         """Check, tokenize, submit. On an admission thread."""
         try:
-            inputs = read_inputs(self._raw, self._parameters, self._backend.can_stream)
+            self._request = read_inputs(self._raw, self._parameters, self._backend.can_stream)
             self._raw = {}
-            self._builder = self._backend.prepare(inputs)
-            client = self._backend.link.client()
-            self._cancel = partial(client.cancel, self._id)
-            client.submit(self._builder.request(self._id, client.limits), self._sink)
+            self._answer = self._backend.prepare(self._request)
+            if not self._request.exclude_input:
+                self._echo = self._answer.prompt.text
+            self._submit(self._answer)
         except Exception as error:  # noqa: BLE001  every request must be answered, see _fail
             self._fail(error)
 
+    def _submit(self, answer: AnswerBuilder) -> None:
+        """Hand over to the engine; to the restarted one where it just died, since nothing of this
+        request had reached it."""
+        for is_last_try in (False, True):
+            client = self._backend.link.client()
+            self._cancel = partial(client.cancel, self._id)
+            request = answer.engine_request(self._id, client.limits.max_seq_len)
+            try:
+                client.submit(request, self._sink)
+                return
+            except ServerError:
+                if is_last_try:
+                    raise
+                self._backend.link.lost(client)
+
     def check_cancelled(self) -> None:
         """Pass a client's cancellation on to the engine, whose last output ends the request."""
-        if self._is_cancelled or self._is_done or self._builder is None:
+        if self._is_cancelled or self._is_done or self._cancel is _nothing:
             return
         if self._response_sender.is_cancelled():
             self._is_cancelled = True
@@ -172,26 +189,39 @@ class _OpenRequest:
             self._fail(error)
 
     def _send_outputs(self, outputs: list[RequestOutput]) -> None:
-        assert self._builder is not None
+        assert self._request is not None
+        assert self._answer is not None
         self.check_cancelled()
         last = outputs[-1]
         if last.finish_reason == "cancelled":
             self._end(self._error("the request was cancelled", "CANCELLED"))
             return
         failed = last.finish_reason == "error"
-        if self._is_cancelled and not last.is_last:
-            return
-        values = self._builder.advance(outputs[:-1] if failed else outputs)
-        if self._builder.stopped_early:
+        for output in outputs[:-1] if failed else outputs:
+            self._answer.add(output)
+        if self._answer.stopped_early:
             self._cancel()
-        if self._builder.finish_reason is not None:
-            assert values is not None
-            self._end(self._response(values))
-            return
-        if values is not None:
-            self._response_sender.send(self._response(values))
-        if failed:
+        if self._answer.is_complete:
+            self._end(self._response(self._take(last)))
+        elif self._request.streaming and not self._is_cancelled and self._has_news():
+            self._response_sender.send(self._response(self._take(last)))
+        if failed and not self._is_done:
             raise ServerError(last.error or "the engine failed without saying why")
+
+    def _has_news(self) -> bool:
+        """Text, or tokens for a client that asked for their ids."""
+        assert self._request is not None
+        assert self._answer is not None
+        wants_ids = "return_output_ids" in self._request.asked
+        return self._answer.has_text or (wants_ids and self._answer.has_tokens)
+
+    def _take(self, last: RequestOutput) -> Values:
+        assert self._request is not None
+        assert self._answer is not None
+        piece = self._answer.take(last)
+        echo, self._echo = self._echo, ""
+        is_chat = self._request.generate.chat is not None
+        return piece_to_values(piece, is_chat, self._request.asked, echo)
 
     def _response(self, values: Values) -> Any:
         pb = self._backend.pb

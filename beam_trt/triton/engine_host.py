@@ -109,6 +109,14 @@ class EngineProcess:
                 sys.stderr.flush()
 
 
+class _Client(EngineClient):
+    """One whose end can be seen without asking the host."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone is not None
+
+
 class EngineLink:
     """A connection to the engine host that comes back by itself. With `engine_dir` it also starts
     the host and restarts it when it dies; without, it waits for the one that the other model
@@ -120,7 +128,7 @@ class EngineLink:
         self._engine_dir = engine_dir
         self._log = log
         self._changed = threading.Condition()
-        self._client: EngineClient | None = None
+        self._client: _Client | None = None
         self._problem: str | None = None
         self._closing = threading.Event()
         self._process: EngineProcess | None = None
@@ -149,6 +157,12 @@ class EngineLink:
                 or "the engine host is not running yet, or is being restarted. Try again later."
             )
 
+    def lost(self, client: EngineClient) -> None:
+        """Say that a connection no longer works, so that nobody gets it again."""
+        with self._changed:
+            if self._client is client:
+                self._client = None
+
     def close(self) -> None:
         """Disconnect, which cancels open requests, and stop the host if this link started it."""
         self._closing.set()
@@ -162,7 +176,7 @@ class EngineLink:
 
     def _watch(self) -> None:
         while not self._closing.wait(_POLL_S):
-            if self._client is not None and self._is_alive(self._client):
+            if self._client is not None and not self._client.is_gone:
                 continue
             if self._client is not None:
                 self._set(None)
@@ -171,19 +185,9 @@ class EngineLink:
             except ServerError as error:
                 self._log(str(error))
 
-    def _is_alive(self, client: EngineClient) -> bool:
-        if self._process is not None and self._process.exit_message() is not None:
-            return False
-        try:
-            client.ping()
-        except ServerError as error:
-            # A host that is only slow keeps its requests; a broken connection ends them itself.
-            return "did not answer" in str(error)
-        return True
-
     def _revive(self) -> None:
         if self._engine_dir is None:
-            self._set(EngineClient(self._socket))
+            self._set(_Client(self._socket))
             return
         if self._problem is not None:
             return
@@ -204,7 +208,7 @@ class EngineLink:
             self._process = EngineProcess(self._engine_dir, self._socket)
         self._set(self._connect())
 
-    def _connect(self) -> EngineClient:
+    def _connect(self) -> "_Client":
         """Wait, as long as loading takes, until the host that we started answers."""
         assert self._process is not None
         while True:
@@ -212,11 +216,11 @@ class EngineLink:
             if message is not None or self._closing.is_set():
                 raise ServerError(f"{self._engine_dir}: {message or 'the server is stopping'}.")
             try:
-                return EngineClient(self._socket, connect_timeout_s=_POLL_S)
+                return _Client(self._socket, connect_timeout_s=_POLL_S)
             except ServerError:
                 continue
 
-    def _set(self, client: EngineClient | None) -> None:
+    def _set(self, client: "_Client | None") -> None:
         with self._changed:
             old, self._client = self._client, client
             self._changed.notify_all()

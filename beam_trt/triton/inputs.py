@@ -13,8 +13,16 @@ from typing import Any
 
 from beam_trt.errors import RequestError
 from beam_trt.runtime.request import SamplingParams
+from beam_trt.serving.answer import GenerateRequest
 from beam_trt.serving.chat import ChatRequest
-from beam_trt.triton.tensors import INPUT_BY_NAME, UNARY_MODEL, InputSpec, inputs_meaning
+from beam_trt.triton.tensors import (
+    INPUT_BY_NAME,
+    OUTPUTS,
+    STREAMING_MODEL,
+    UNARY_MODEL,
+    InputSpec,
+    inputs_meaning,
+)
 
 # What Triton's own protocols send as parameters of a request, whatever the model.
 _PROTOCOL_PARAMETERS = frozenset(
@@ -25,24 +33,19 @@ _PROTOCOL_PARAMETERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateInputs:
-    """A checked request. Exactly one of `text`, `input_ids` and `chat` is the prompt; `asked` holds
-    the return_* inputs that were true."""
+class TritonRequest:
+    """A checked request, and how its responses are wanted. `asked` holds the return_* inputs that
+    were true."""
 
-    text: str | None
-    input_ids: tuple[int, ...] | None
-    chat: ChatRequest | None
-    sampling: SamplingParams
-    stop_strings: tuple[str, ...]
+    generate: GenerateRequest
     streaming: bool
     exclude_input: bool
-    skip_special_tokens: bool
     asked: frozenset[str]
 
 
 def read_inputs(
     inputs: Mapping[str, list[Any]], parameters: Mapping[str, Any], can_stream: bool
-) -> GenerateInputs:
+) -> TritonRequest:
     """Check one request: `inputs` name -> flat list of Python values (STRING as bytes or str),
     `parameters` as Triton hands them over. Raises RequestError naming the input, what was expected
     and what was given."""
@@ -50,36 +53,73 @@ def read_inputs(
     streaming = fields.get("streaming", False)
     if streaming and not can_stream:
         raise RequestError(
-            f"streaming: model {UNARY_MODEL} answers once. Send streaming requests to model beam "
-            "(gRPC streaming or HTTP /generate_stream)."
+            f"streaming: model {UNARY_MODEL} answers once. Send streaming requests to model "
+            f"{STREAMING_MODEL} (gRPC streaming or HTTP /generate_stream)."
         )
-    chat = _chat(fields)
-    text, input_ids = fields.get("text"), fields.get("input_ids")
-    prompts = {"text_input": text, "input_ids": input_ids, "messages": chat}
-    given = [name for name, value in prompts.items() if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none of them"
-        raise RequestError(
-            "prompt: expected exactly one of text_input (text), input_ids (token ids) and messages "
-            f"(a chat as JSON), got {found}."
-        )
-    if text == "":
-        raise RequestError("text_input: expected at least one character, got an empty string.")
+    input_ids = fields.get("input_ids")
+    request = GenerateRequest(
+        text=fields.get("text"),
+        input_ids=None if input_ids is None else tuple(input_ids),
+        chat=_chat(fields),
+        sampling=_sampling(fields),
+        stop_strings=tuple(stop for stop in fields.get("stop", ()) if stop),
+        skip_special_tokens=fields.get("skip_special_tokens"),
+        fit_max_tokens="max_tokens" not in fields,
+    )
     asked = {name for name in fields if name.startswith("return_") and fields[name]}
     if fields.get("return_finish_reason", True):
         asked.add("return_finish_reason")
-    return GenerateInputs(
-        text=text,
-        input_ids=None if input_ids is None else tuple(input_ids),
-        chat=chat,
-        sampling=_sampling(fields),
-        stop_strings=tuple(stop for stop in fields.get("stop", ()) if stop),
+    return TritonRequest(
+        generate=request,
         streaming=streaming,
+        # TensorRT-LLM's unary models echo the prompt unless told; streams never do. Here: never.
         exclude_input=fields.get("exclude_input", True),
-        # An answer's structure is in its special tokens: a chat keeps them for its parser.
-        skip_special_tokens=fields.get("skip_special_tokens", chat is None),
         asked=frozenset(asked),
     )
+
+
+def generate_to_inputs(request: GenerateRequest, streaming: bool) -> dict[str, list[Any]]:
+    """What a client sends for `request`, asking for every output. Inverse of `read_inputs`."""
+    sampling = request.sampling
+    inputs: dict[str, list[Any]] = {
+        "sampling_param_temperature": [sampling.temperature],
+        "sampling_param_top_p": [sampling.top_p],
+        "streaming": [streaming],
+    }
+    if request.text is not None:
+        inputs["text_input"] = [request.text]
+    if request.input_ids is not None:
+        inputs["input_ids"] = list(request.input_ids)
+    if request.chat is not None:
+        inputs |= _chat_inputs(request.chat)
+    optional = {
+        "sampling_param_max_tokens": None if request.fit_max_tokens else sampling.max_tokens,
+        "sampling_param_top_k": sampling.top_k,
+        "sampling_param_seed": sampling.seed,
+        "sampling_param_ignore_eos": sampling.ignore_eos or None,
+        "sampling_param_min_tokens": sampling.min_tokens or None,
+        "sampling_param_skip_special_tokens": request.skip_special_tokens,
+    }
+    inputs |= {name: [value] for name, value in optional.items() if value is not None}
+    if request.stop_strings:
+        inputs["sampling_param_stop"] = list(request.stop_strings)
+    if sampling.stop_token_ids:
+        inputs["sampling_param_stop_token_ids"] = list(sampling.stop_token_ids)
+    wanted = {spec.asked_by for spec in OUTPUTS if spec.asked_by is not None}
+    if not sampling.logprobs:
+        wanted -= {"return_log_probs", "return_cumulative_logprob"}
+    return inputs | {name: [True] for name in sorted(wanted)}
+
+
+def _chat_inputs(chat: ChatRequest) -> dict[str, list[Any]]:
+    inputs = {"messages": [json.dumps(chat.messages, ensure_ascii=False)]}
+    if chat.tools:
+        inputs["tools"] = [json.dumps(chat.tools, ensure_ascii=False)]
+    if chat.reasoning_effort is not None:
+        inputs["reasoning_effort"] = [chat.reasoning_effort]
+    if chat.template_kwargs:
+        inputs["chat_template_kwargs"] = [json.dumps(chat.template_kwargs, ensure_ascii=False)]
+    return inputs
 
 
 def _parameters_as_inputs(

@@ -4,7 +4,6 @@ Whatever happens, after `stop` no process it started lives, its ports are free, 
 memory and run folder are gone. Knows nothing about requests.
 """
 
-import contextlib
 import http.client
 import json
 import os
@@ -33,6 +32,7 @@ _LOG_LINES = 200
 _TAIL_LINES = 25
 _POLL_S = 0.1
 _KILL_MARGIN_S = 5.0
+_WATCH_S = 0.5
 _RESTRICTED = "model-repository,shared-memory,trace,logging"
 _ADMIN_HEADER = "beam-trt-admin"
 
@@ -95,6 +95,8 @@ class TritonServer:
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._run_dir: Path | None = None
+        self._stopping = False
+        self._hurry = False
         self._admin_key = secrets.token_hex(16)
         self._shm_prefix = f"beam_trt_{os.getpid()}_{secrets.token_hex(4)}_"
 
@@ -190,24 +192,42 @@ class TritonServer:
     def dead_models(self) -> list[str]:
         """Models whose stub process is gone; Triton itself does not notice."""
         living = [info for info in session_members(self.pid) if info.is_alive]
-        commands = [" ".join(info.command) for info in living if info.parent == self.pid]
-        return [
-            model for model in MODELS if not any(f"/{model}/" in command for command in commands)
-        ]
+        # A stub's command line ends with the name of its model instance.
+        served = {word for info in living if info.parent == self.pid for word in info.command}
+        return [model for model in MODELS if f"{model}_0_0" not in served]
 
     def reload(self, model: str) -> None:
         """Unload and load a model, which starts its stub anew. Raises ServerError."""
         for action in ("unload", "load"):
             self._post(f"/v2/repository/models/{model}/{action}")
 
+    def watch(self, on_note: Callable[[str], None]) -> None:
+        """Return never; load a model again whose stub died. Raises ServerError where tritonserver
+        ended, or where a model cannot be brought back."""
+        while True:
+            self.check_alive()
+            for model in self.dead_models():
+                on_note(f"the stub of model {model} died; loading the model again.")
+                self.reload(model)
+            time.sleep(_WATCH_S)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def stop_now(self) -> None:
+        """Make a `stop` that is waiting for open requests wait no longer. Safe in a signal
+        handler."""
+        self._hurry = True
+
     def stop(self) -> None:
         """Drain for at most `exit_timeout_s`, then end everything that is left. Idempotent."""
+        self._stopping = True
         process = self._process
         if process is not None:
             if process.poll() is None:
                 process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(self.options.exit_timeout_s + _KILL_MARGIN_S)
+                self._wait_for_end(process)
             # Stubs that lost their server ignore SIGTERM.
             kill_session(process.pid)
             process.wait()
@@ -217,11 +237,14 @@ class TritonServer:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             self._run_dir = None
 
+    def _wait_for_end(self, process: "subprocess.Popen[str]") -> None:
+        deadline = time.monotonic() + self.options.exit_timeout_s + _KILL_MARGIN_S
+        while process.poll() is None and time.monotonic() < deadline and not self._hurry:
+            time.sleep(_POLL_S)
+
     def log_tail(self) -> str:
-        """The last lines of the server's log, those of problems first where there are any."""
-        lines = list(self._log)
-        problems = [line for line in lines if line[:1] == "E"]
-        return "\n".join((problems or lines)[-_TAIL_LINES:])
+        """The last lines of the server's log."""
+        return "\n".join(list(self._log)[-_TAIL_LINES:])
 
     def _arguments(self, backends: Path) -> list[str]:
         options = self.options

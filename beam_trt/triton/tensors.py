@@ -51,7 +51,6 @@ class OutputSpec:
     dtype: DType
     asked_by: str | None = None
     is_list: bool = False
-    every_response: bool = False
 
 
 def _unsupported(name: str, dtype: DType, *neutral: object, is_list: bool = False) -> InputSpec:
@@ -125,14 +124,14 @@ INPUTS: tuple[InputSpec, ...] = (
 
 OUTPUTS: tuple[OutputSpec, ...] = (
     # New text since the previous response; of a chat, as generated, with special tokens.
-    OutputSpec("text_output", "STRING", every_response=True),
+    OutputSpec("text_output", "STRING"),
     # Of a chat: new reasoning and new answer; and on the last response all tool calls as JSON.
-    OutputSpec("reasoning", "STRING", every_response=True),
-    OutputSpec("content", "STRING", every_response=True),
+    OutputSpec("reasoning", "STRING"),
+    OutputSpec("content", "STRING"),
     OutputSpec("tool_calls", "STRING"),
     # New token ids, with the token that stopped the request; natural-log probabilities of them.
-    OutputSpec("output_ids", "INT32", "return_output_ids", is_list=True, every_response=True),
-    OutputSpec("output_log_probs", "FP32", "return_log_probs", is_list=True, every_response=True),
+    OutputSpec("output_ids", "INT32", "return_output_ids", is_list=True),
+    OutputSpec("output_log_probs", "FP32", "return_log_probs", is_list=True),
     # Everything below is on the last response only.
     OutputSpec("finish_reason", "STRING", "return_finish_reason"),
     OutputSpec("stop_reason", "STRING", "return_stop_reason"),
