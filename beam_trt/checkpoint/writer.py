@@ -129,7 +129,7 @@ def plan_shards(
             shards.append([])
             room = max_shard_bytes
         shards[-1].append(spec)
-        room -= spec.num_bytes
+        room = max(room - spec.num_bytes, 0)
     return list(shards)
 
 
