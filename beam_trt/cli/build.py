@@ -21,6 +21,11 @@ _TITLES = {"checkpoint": "quantize", "engine": "engine", "triton_repo": "Triton 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--precision", help="nvfp4, fp8 or bf16 (fp32: for exact comparisons on CPU).")
+@click.option(
+    "--experts-only/--all-linears",
+    default=None,
+    help="Quantize routed experts alone.  [default: --all-linears]",
+)
 @click.option("--tp", type=int, help="Ranks that share every layer.  [default: 1]")
 @click.option("--ep", type=int, help="Ranks to split the experts over.  [default: 1]")
 @click.option(
@@ -64,16 +69,17 @@ def build(
     deployment = _deployment(config_name, options)
     out = out_dir or default_out_dir(model, deployment)
     texts = _read_texts(calibration)
-    with _progress() as progress:
-        reporter = _Bars(progress)
-        try:
-            report = build_all(model, out, deployment, texts, reporter)
-        except KeyboardInterrupt:
-            console.print(
-                f"Stopped in stage {reporter.current}. Complete stages are kept in {out}: the same "
-                "command goes on from there."
-            )
-            raise
+    reporter = _Bars(_progress())
+    try:
+        report = build_all(model, out, deployment, texts, reporter)
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped in stage {reporter.current}. Complete stages are kept in {out}: the same "
+            "command goes on from there."
+        )
+        raise
+    finally:
+        reporter.close()
     if as_json:
         print_json({**report.to_dict(), "notes": reporter.notes})
     else:
@@ -87,18 +93,17 @@ def _deployment(config_name: str | None, options: dict[str, Any]) -> "Deployment
     from beam_trt.config.quant import Precision
 
     given = {name: value for name, value in options.items() if value is not None}
+    top: dict[str, Any] = {name: given[name] for name in ("gpu", "experts_only") if name in given}
+    if "precision" in given:
+        top["precision"] = Precision.parse(given["precision"])
+    if "runtime" in given:
+        top["runtime"] = RuntimeKind.parse(given["runtime"])
     if config_name:
-        deployment = load_deployment(config_name)
-    elif "precision" in given:
-        deployment = DeploymentConfig(Precision.parse(given["precision"]))
+        deployment = replace(load_deployment(config_name), **top)
+    elif "precision" in top:
+        deployment = DeploymentConfig(**top)
     else:
         raise ConfigError("precision: give --precision nvfp4, fp8 or bf16, or a --config.")
-    if "precision" in given:
-        deployment = replace(deployment, precision=Precision.parse(given["precision"]))
-    if "runtime" in given:
-        deployment = replace(deployment, runtime=RuntimeKind.parse(given["runtime"]))
-    if "gpu" in given:
-        deployment = replace(deployment, gpu=given["gpu"])
     sections = {
         "mapping": {"tp": "tp_size", "ep": "ep_size"},
         "build": {
@@ -150,7 +155,12 @@ class _Bars:
         self.current = "checking"
         self.notes: list[str] = []
 
+    def close(self) -> None:
+        self._progress.stop()
+
     def stage(self, name: str) -> None:
+        # Not before there is something to show, so that an early error stands alone.
+        self._progress.start()
         self.current = _TITLES[name]
         has_bar = name != "triton_repo"
         self._task = self._progress.add_task(self.current, total=None) if has_bar else None

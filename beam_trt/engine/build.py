@@ -77,7 +77,9 @@ def build_engine(
         hashes = _write_ranks(folder, index, quant, mapping, progress, on_note)
         (folder / TOKENIZER_DIR).mkdir()
         copy_sidecars(checkpoint, folder / TOKENIZER_DIR)
-        _write_json(folder / LAUNCH_TABLE_FILE, launch_table(build.gpu))
+        table = launch_table(build.gpu)
+        _note_missing_kernels(table, build, on_note)
+        _write_json(folder / LAUNCH_TABLE_FILE, table)
         config = EngineConfig(
             engine_dir, model, quant, mapping, build, __version__, package_versions()
         )
@@ -186,6 +188,16 @@ def _check_disk(engine_dir: Path, needed: int) -> None:
             f"{engine_dir}: the engine needs {needed / 1e9:.2f} GB, the disk has "
             f"{free / 1e9:.2f} GB free: nothing was written. Free some space or give an output "
             "folder on another disk."
+        )
+
+
+def _note_missing_kernels(table: dict[str, Any], build: BuildConfig, on_note: Note | None) -> None:
+    operators = table["operators"]
+    missing = [name for name, entry in operators.items() if entry["implementation"] is None]
+    if missing and on_note:
+        on_note(
+            f"{len(missing)} of {len(operators)} operators have no kernel for {build.target} in "
+            "this installation: the engine's weights are complete, starting it needs one that has."
         )
 
 

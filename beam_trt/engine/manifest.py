@@ -6,7 +6,6 @@ torch.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,17 +94,20 @@ class Manifest:
     def check_sizes(self, engine_dir: Path) -> None:
         """EngineError for a file that is missing or has another size. Reads no file."""
         for entry in self.files:
-            path = engine_dir / entry.name
-            if not path.is_file():
-                raise EngineError(
-                    f"{path}: missing; manifest.json lists it with {entry.num_bytes} bytes. "
-                    f"{_REBUILD}"
-                )
-            if path.stat().st_size != entry.num_bytes:
-                raise EngineError(
-                    f"{path}: expected {entry.num_bytes} bytes, found {path.stat().st_size}: the "
-                    f"file was cut or replaced. {_REBUILD}"
-                )
+            self.check_size(engine_dir, entry)
+
+    def check_size(self, engine_dir: Path, entry: FileEntry) -> None:
+        """`check_sizes` for one listed file."""
+        path = engine_dir / entry.name
+        if not path.is_file():
+            raise EngineError(
+                f"{path}: missing; manifest.json lists it with {entry.num_bytes} bytes. {_REBUILD}"
+            )
+        if path.stat().st_size != entry.num_bytes:
+            raise EngineError(
+                f"{path}: expected {entry.num_bytes} bytes, found {path.stat().st_size}: the file "
+                f"was cut or replaced. {_REBUILD}"
+            )
 
     def check_hash(self, engine_dir: Path, name: str) -> None:
         """EngineError where the content of one listed file is not what the build wrote."""
@@ -117,21 +119,14 @@ class Manifest:
                 f"changed after the build. {_REBUILD}"
             )
 
-    def verify(self, engine_dir: Path, progress: Callable[[str, int], None] | None = None) -> None:
-        """Sizes and sha256 of every file, and no file that is not listed. Reads everything once;
-        `progress(file, bytes)` is called after each file."""
-        self.check_sizes(engine_dir)
+    def check_no_stray(self, engine_dir: Path) -> None:
+        """EngineError for a file in the folder that the build did not write."""
         listed = {entry.name for entry in self.files} | {MANIFEST_FILE}
         for path in sorted(p for p in engine_dir.rglob("*") if p.is_file()):
-            name = path.relative_to(engine_dir).as_posix()
-            if name not in listed:
+            if path.relative_to(engine_dir).as_posix() not in listed:
                 raise EngineError(
                     f"{path}: not listed in manifest.json, so not part of this engine. Remove it."
                 )
-        for entry in self.files:
-            self.check_hash(engine_dir, entry.name)
-            if progress:
-                progress(entry.name, entry.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
