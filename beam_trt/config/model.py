@@ -48,8 +48,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for problem in (*_size_problems(self), *_schedule_problems(self), *_router_problems(self)):
-            raise ConfigError(problem)
+        # In this order: the later checks divide by sizes that the first one made sure of.
+        for check in (_size_problems, _schedule_problems, _router_problems):
+            for problem in check(self):
+                raise ConfigError(problem)
 
     @property
     def has_moe(self) -> bool:
@@ -162,9 +164,7 @@ def _read_hf(raw: dict[str, Any]) -> dict[str, Any]:
     values["bos_token_id"] = raw.get("bos_token_id")
     values["pad_token_id"] = raw.get("pad_token_id")
     eos = raw.get("eos_token_id")
-    values["eos_token_ids"] = (
-        () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
-    )
+    values["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
     return values
 
 
