@@ -21,6 +21,7 @@ ALLOWED = {
     "triton": {"errors", "config", "engine.manifest", "checkpoint", "runtime", "serving"},
     "client": {"errors", "config", "serving", "triton"},
     "planner": {"errors", "config"},
+    "doctor": {"errors", "config", "triton"},
     "bench": {"errors", "config", "client", "runtime", "serving"},
 }
 """What each part may import besides itself; `cli` may import everything, nothing imports `cli`."""
