@@ -6,7 +6,7 @@ Knows nothing about text, scheduling or the model. Stop strings are text and are
 import math
 import struct
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from beam_trt.errors import RequestError
 
@@ -165,13 +165,13 @@ class RequestLimits:
 
 def _check_temperature(value: float) -> None:
     wanted = "0 (greedy) or a positive number that FP32 can represent"
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
+    if not _is_number(value):
         _refuse("temperature", wanted, value)
     try:
-        as_fp32 = struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
+        as_fp32 = struct.unpack("<f", struct.pack("<f", value))[0]
+    except (OverflowError, struct.error):
         _refuse("temperature", wanted, value)
-    if value > 0 and as_fp32 == 0:
+    if not math.isfinite(as_fp32) or as_fp32 < 0 or (value != 0 and as_fp32 == 0):
         _refuse("temperature", wanted, value)
 
 
@@ -186,5 +186,5 @@ def _check_int(field: str, value: object, low: int, high: int | None = None) -> 
         _refuse(field, f"an integer {wanted}", value)
 
 
-def _refuse(field: str, wanted: str, value: object) -> None:
+def _refuse(field: str, wanted: str, value: object) -> NoReturn:
     raise RequestError(f"{field}: expected {wanted}, got {value!r}.")
