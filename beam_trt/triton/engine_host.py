@@ -26,7 +26,9 @@ RUN_DIR_VARIABLE = "BEAM_TRT_RUN_DIR"
 PYTHON_VARIABLE = "BEAM_TRT_PYTHON"
 """Interpreter that runs the engine host; elsewhere the first python3 in PATH, as for the stub."""
 
-_SOCKET = "engine.sock"
+ENGINE_SOCKET = "engine.sock"
+"""Name of the socket in the run folder."""
+
 _LOG_LINES = 30
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 5.0
@@ -65,7 +67,7 @@ class EngineProcess:
         command = [python, "-m", "beam_trt.runtime.host", str(engine_dir)]
         self._tail: deque[str] = deque(maxlen=_LOG_LINES)
         self._process = subprocess.Popen(
-            [*command, "--socket", str(socket_path)],
+            [*command, "--socket", str(socket_path), "--die-with-parent"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,6 +89,8 @@ class EngineProcess:
         self._copier.join(1.0)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         said = "\n".join(self._tail)
+        if len(self._tail) == 1:
+            return f"the engine host ended with {how}: {said}"
         return f"the engine host ended with {how}" + (f"; its last lines:\n{said}" if said else "")
 
     def stop(self) -> None:
@@ -124,7 +128,7 @@ class EngineLink:
     the new host for a bounded time."""
 
     def __init__(self, folder: Path, engine_dir: Path | None, log: Log) -> None:
-        self._socket = folder / _SOCKET
+        self._socket = folder / ENGINE_SOCKET
         self._engine_dir = engine_dir
         self._log = log
         self._changed = threading.Condition()
@@ -183,7 +187,8 @@ class EngineLink:
             try:
                 self._revive()
             except ServerError as error:
-                self._log(str(error))
+                if self._process is not None:  # the other model only waits, and says nothing
+                    self._log(str(error))
 
     def _revive(self) -> None:
         if self._engine_dir is None:
@@ -214,7 +219,7 @@ class EngineLink:
         while True:
             message = self._process.exit_message()
             if message is not None or self._closing.is_set():
-                raise ServerError(f"{self._engine_dir}: {message or 'the server is stopping'}.")
+                raise ServerError(message or "the server is stopping.")
             try:
                 return _Client(self._socket, connect_timeout_s=_POLL_S)
             except ServerError:

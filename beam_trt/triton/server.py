@@ -7,6 +7,7 @@ memory and run folder are gone. Knows nothing about requests.
 import http.client
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_trt.errors import ServerError
-from beam_trt.triton.engine_host import PYTHON_VARIABLE, RUN_DIR_VARIABLE
+from beam_trt.triton.engine_host import ENGINE_SOCKET, PYTHON_VARIABLE, RUN_DIR_VARIABLE
 from beam_trt.triton.installation import Installation
 from beam_trt.triton.ports import check_port_free
 from beam_trt.triton.processes import die_with_parent, kill_session, session_members
@@ -95,6 +96,7 @@ class TritonServer:
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._run_dir: Path | None = None
+        self._reader: threading.Thread | None = None
         self._stopping = False
         self._hurry = False
         self._admin_key = secrets.token_hex(16)
@@ -130,6 +132,12 @@ class TritonServer:
         return self._process.pid
 
     @property
+    def engine_socket(self) -> Path:
+        """Where the engine host of this server can be asked for its stats while it runs."""
+        assert self._run_dir is not None
+        return self._run_dir / ENGINE_SOCKET
+
+    @property
     def shm_prefix(self) -> str:
         """Beginning of the names of all its entries in /dev/shm."""
         return self._shm_prefix
@@ -162,7 +170,8 @@ class TritonServer:
             start_new_session=True,  # Ctrl-C reaches us alone, and all it starts can be found
             preexec_fn=die_with_parent,
         )
-        threading.Thread(target=self._read_log, name="triton-log", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
+        self._reader.start()
 
     def wait_ready(self) -> None:
         """Return when both models are loaded and the server answers. Raises ServerError with the
@@ -186,7 +195,10 @@ class TritonServer:
         how = (
             f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
-        time.sleep(_POLL_S)  # let the log's reader catch up
+        if self._reader is not None:
+            self._reader.join(1.0)
+        if reasons := _load_failures("\n".join(self._log)):
+            raise ServerError(f"tritonserver could not load its models: {reasons}")
         raise ServerError(f"tritonserver {how}. The end of its log:\n{self.log_tail()}")
 
     def dead_models(self) -> list[str]:
@@ -300,6 +312,15 @@ class TritonServer:
                 self._log.append(line.rstrip("\n"))
                 if self._on_log is not None:
                     self._on_log(line.rstrip("\n"))
+
+
+def _load_failures(log: str) -> str:
+    """What our models said when they did not load, each once, without Triton's words and traceback
+    around it; "" where that is not in the log."""
+    found = re.findall(
+        r"version 1 is at UNAVAILABLE state: Internal: (?:\w+: )?(.*?)\n\nAt:", log, re.DOTALL
+    )
+    return "\n".join(dict.fromkeys(found))
 
 
 def _client_host(host: str) -> str:

@@ -5,6 +5,7 @@ Run by the wrapper that `fake_python` writes, in place of `python -m beam_trt.ru
 """
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -21,8 +22,7 @@ LIMITS = {"vocab_size": 2048, "max_seq_len": 512, "max_cached_tokens": 4096}
 def fake_python(folder: Path) -> Path:
     """A script to be run where an interpreter is expected; it runs this file instead."""
     script = folder / "fake_python"
-    tests = Path(__file__).parent
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tests}/fake_host.py" "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__)}" "$@"\n')
     script.chmod(0o755)
     return script
 
@@ -72,12 +72,20 @@ class Connection:
                 return
 
 
+def die_with_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(1)
+
+
 def main() -> None:
     engine_dir, socket_path = sys.argv[3], sys.argv[5]
     json.loads((Path(engine_dir) / "config.json").read_text())
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(socket_path)
     listener.listen()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     print(f"fake host of {engine_dir}", flush=True)
     while True:
         connection, _ = listener.accept()
