@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata, util
@@ -68,14 +69,16 @@ class Diagnosis:
 def diagnose(folder: Path) -> Diagnosis:
     """Look at this machine; `folder` is where outputs would go. Takes a few seconds, raises nothing
     for what it finds."""
+    with ThreadPoolExecutor() as pool:  # the two slow ones at once
+        torch, transformers = pool.submit(_torch), pool.submit(_transformers)
     checks = (
         _machine(),
         _memory(),
         _disk(folder),
         _shm(),
-        *_gpus(),
-        _torch(),
-        _transformers(),
+        *find_gpus(),
+        torch.result(),
+        transformers.result(),
         _package("nvidia-modelopt", "modelopt", "quantizing to NVFP4 and FP8 needs it"),
         _package("compressed-tensors", "compressed_tensors", "transformers reads FP8 with it"),
         _tritonserver(),
@@ -160,7 +163,8 @@ def _shm() -> Check:
     return Check("/dev/shm", status, f"{free / 2**20:.0f} MiB free", meaning)
 
 
-def _gpus() -> Iterable[Check]:
+def find_gpus() -> Iterable[Check]:
+    """One Check for each GPU that nvidia-smi names, or one that says why there is none."""
     tool = shutil.which("nvidia-smi")
     cpu_only = "engines run on the CPU here; --gpu still builds for the GPUs of another machine"
     if tool is None:
