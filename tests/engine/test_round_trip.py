@@ -169,9 +169,11 @@ class Reassembled:
             elif kind in ("weight_scale_2", "input_scale"):
                 self.scalar(found, f"{theirs}.{kind}")
             else:
-                together = torch.cat([found[rank].view(torch.uint8) for rank in order], dim=-1) if (
-                    found[0].element_size() == 1
-                ) else torch.cat([found[rank] for rank in order], dim=-1)
+                together = (
+                    torch.cat([found[rank].view(torch.uint8) for rank in order], dim=-1)
+                    if (found[0].element_size() == 1)
+                    else torch.cat([found[rank] for rank in order], dim=-1)
+                )
                 self.tensors[f"{theirs}.{kind}"] = together
 
     def scalar(self, found: list[torch.Tensor], checkpoint: str) -> None:
