@@ -44,7 +44,7 @@ class _Sample:
     hidden: torch.Tensor
     positions: torch.Tensor
     masks: dict[str, torch.Tensor | None]
-    rotary: tuple[torch.Tensor, torch.Tensor]
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
     scaling: torch.Tensor
 
 
@@ -108,6 +108,7 @@ class Calibrator:
     def _embed(self, samples: Sequence[Sequence[int]]) -> list[_Sample]:
         table = self._bf16(names.EMBED_TOKENS)
         rotary = BeamRotaryEmbedding(self._hf_config)
+        has_sliding = self._config.num_sliding_layers > 0
         embedded = []
         for ids in samples:
             hidden = F.embedding(torch.tensor([list(ids)]), table)
@@ -123,7 +124,7 @@ class Calibrator:
                 FULL: create_causal_mask(**about),
                 SLIDING: create_sliding_window_causal_mask(**about),
             }
-            cos_sin = rotary(hidden, positions, SLIDING)
+            cos_sin = rotary(hidden, positions, SLIDING) if has_sliding else None
             scaling = compute_attention_scaling(positions)
             embedded.append(_Sample(hidden, positions, masks, cos_sin, scaling))
         return embedded
