@@ -225,6 +225,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
+    # Before torch loads OpenMP: waiting threads must not hold cores that clients need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:

@@ -122,7 +122,13 @@ def _start(arguments: RankArguments) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
         pass_fds=(arguments.channel_fd, *arguments.inherited_fds),
-        env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # Waiting threads must not hold the cores that other ranks need.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        },
     )
 
 
