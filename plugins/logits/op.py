@@ -7,7 +7,7 @@ from beam_trt_plugins.row_tiles import matmul
 
 
 def _cpu(x: torch.Tensor, weight: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    raw = matmul(x, plain_weight(weight)).to(x.dtype).float()
+    raw = matmul(x, plain_weight(weight), weight.shape[0]).to(x.dtype).float()
     return raw if softcap is None else raw.div_(softcap).tanh_().mul_(softcap)
 
 

@@ -35,7 +35,7 @@ def _moe_cpu(
     first_expert: int,
 ) -> torch.Tensor:
     routing = route(expert_idx, expert_weights, first_expert, gate_up.shape[0])
-    return run(x, routing, plain_weight(gate_up), plain_weight(down), _plain, _plain)
+    return run(x, routing, plain_weight(gate_up), plain_weight(down), down.shape[2], _plain, _plain)
 
 
 def _moe_fp8_cpu(
@@ -50,7 +50,9 @@ def _moe_fp8_cpu(
 ) -> torch.Tensor:
     routing = route(expert_idx, expert_weights, first_expert, gate_up.shape[0])
     first, second = fp8_weight(gate_up, gate_up_scale), fp8_weight(down, down_scale)
-    return run(activations.fp8_per_token(x), routing, first, second, _plain, _fp8, x.dtype)
+    return run(
+        activations.fp8_per_token(x), routing, first, second, down.shape[2], _plain, _fp8, x.dtype
+    )
 
 
 def _moe_nvfp4_cpu(
@@ -70,11 +72,11 @@ def _moe_nvfp4_cpu(
     routing = route(expert_idx, expert_weights, first_expert, gate_up.shape[0])
     first = nvfp4_weight(gate_up, gate_up_scale, gate_up_scale_2)
     second = nvfp4_weight(down, down_scale, down_scale_2)
-    inner = _nvfp4(down_input_scale)
+    inner_size, quantize = 2 * down.shape[2], _nvfp4(down_input_scale)
     if _is_uniform(gate_up_input_scale):
         quantized = activations.nvfp4(x, gate_up_input_scale[:1])
-        return run(quantized, routing, first, second, _plain, inner, x.dtype)
-    return run(x, routing, first, second, _nvfp4(gate_up_input_scale), inner)
+        return run(quantized, routing, first, second, inner_size, _plain, quantize, x.dtype)
+    return run(x, routing, first, second, inner_size, _nvfp4(gate_up_input_scale), quantize)
 
 
 def _is_uniform(input_scale: torch.Tensor) -> bool:

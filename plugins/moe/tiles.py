@@ -72,12 +72,14 @@ def run(
     routing: Routing,
     gate_up_t: torch.Tensor,
     down_t: torch.Tensor,
+    inner_size: int,
     quantize_x: Quantizer,
     quantize_inner: Quantizer,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x [n, H] through gate_up_t [E, H, 2 I], SwiGLU and down_t [E, I, H], weighted and added in
-    expert order: fp32 [n, H]. `dtype`, x's own where None, is what gate_up and SwiGLU round to."""
+    """x [n, H] through prepared gate_up_t [E, H, 2 I], SwiGLU and down_t [E, I, H], weighted and
+    added in expert order: fp32 [n, H]. `inner_size` is I; `dtype`, x's own where None, is what
+    gate_up and SwiGLU round to."""
     dtype = dtype or x.dtype
     num_experts = gate_up_t.shape[0]
     if routing.tokens is None:
@@ -86,10 +88,10 @@ def run(
     else:
         tiles = x.index_select(0, routing.tokens).view(-1, ROWS, x.shape[1])
         experts = torch.repeat_interleave(torch.tensor(routing.tiles))
-    gate_up = _multiply(quantize_x(tiles, experts), gate_up_t, routing)
+    gate_up = _multiply(quantize_x(tiles, experts), gate_up_t, routing)[..., : 2 * inner_size]
     inner = activate(gate_up.to(dtype)).to(dtype)
     rows = _multiply(quantize_inner(inner, experts), down_t, routing)
-    return _combine(rows.flatten(0, 1), routing)
+    return _combine(rows.flatten(0, 1), routing)[:, : x.shape[1]]
 
 
 def _multiply(tiles: torch.Tensor, weight_t: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -7,14 +7,14 @@ dequantize-then-multiply with fp32 sums.
 import torch
 from beam_trt_plugins.projection import activations
 from beam_trt_plugins.registry import define, kept
-from beam_trt_plugins.row_tiles import matmul
+from beam_trt_plugins.row_tiles import matmul, prepare_weight
 
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def plain_weight(weight: torch.Tensor) -> torch.Tensor:
-    """[..., N, K] any float -> kept fp32 [..., K, N], contiguous."""
-    return kept(weight, "_cpu_weight", lambda: _transposed(weight.float()))
+    """[..., N, K] any float -> kept fp32 [..., K, N], as `row_tiles.prepare_weight` lays it out."""
+    return kept(weight, "_cpu_weight", lambda: prepare_weight(weight.float()))
 
 
 def fp8_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def fp8_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor
     return kept(
         weight,
         "_cpu_weight",
-        lambda: _transposed(weight.float().mul_(weight_scale.unsqueeze(-1))),
+        lambda: prepare_weight(weight.float().mul_(weight_scale.unsqueeze(-1))),
     )
 
 
@@ -37,25 +37,20 @@ def nvfp4_weight(
         scale_2 = weight_scale_2.view(-1, 1, 1) if lead else weight_scale_2
         scale = (weight_scale.float() * scale_2).unsqueeze(-1)
         values = _E2M1[codes.int()].unflatten(-1, (-1, activations.NVFP4_BLOCK))
-        return _transposed(values.mul_(scale).flatten(-2))
+        return prepare_weight(values.mul_(scale).flatten(-2))
 
     return kept(weight, "_cpu_weight", build)
 
 
-def _transposed(weight: torch.Tensor) -> torch.Tensor:
-    # clone: an fp32 weight may be a view into an mmapped file at any alignment.
-    return weight.transpose(-1, -2).clone(memory_format=torch.contiguous_format)
-
-
 def _linear(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    return matmul(x, plain_weight(weight)).to(out_dtype)
+    return matmul(x, plain_weight(weight), weight.shape[0]).to(out_dtype)
 
 
 def _linear_fp8(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
     quantized = activations.fp8_per_token(x)
-    return matmul(quantized, fp8_weight(weight, weight_scale)).to(out_dtype)
+    return matmul(quantized, fp8_weight(weight, weight_scale), weight.shape[0]).to(out_dtype)
 
 
 def _linear_nvfp4(
@@ -67,7 +62,8 @@ def _linear_nvfp4(
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
     quantized = activations.nvfp4(x, input_scale)
-    return matmul(quantized, nvfp4_weight(weight, weight_scale, weight_scale_2)).to(out_dtype)
+    weight_t = nvfp4_weight(weight, weight_scale, weight_scale_2)
+    return matmul(quantized, weight_t, weight.shape[0]).to(out_dtype)
 
 
 def _linear_fake(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ def _cpu(
     top_k: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, num_experts = x.shape[0], weight.shape[0]
-    scores = sigmoid(matmul(x, plain_weight(weight)))
+    scores = sigmoid(matmul(x, plain_weight(weight), num_experts))
     choice = scores + bias
     if topk_groups < num_groups:
         grouped = choice.view(num_tokens, num_groups, num_experts // num_groups)

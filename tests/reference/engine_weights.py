@@ -1,13 +1,19 @@
 """Engine tensors of one rank straight from a transformers state dict, without `beam_trt.engine`:
-an independent statement of how ranks split a model. Quantized values come from ModelOpt's and
-compressed-tensors' own primitives."""
+an independent statement of how ranks split a model. NVFP4 values come from ModelOpt's own
+primitives; FP8 is one division by the row's largest value over 448."""
+
+import warnings
 
 import torch
-from modelopt.torch.quantization.qtensor import NVFP4QTensor
 from transformers import BeamConfig, BeamForCausalLM
 
 from beam_trt.config.mapping import Mapping
 from beam_trt.config.quant import Precision, QuantConfig
+
+with warnings.catch_warnings():
+    # ModelOpt warns about every transformers release newer than its own.
+    warnings.simplefilter("ignore")
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
 ACTIVATION_AMAX = 8.0
 """What the NVFP4 input scales of these weights pretend calibration saw."""
@@ -103,7 +109,7 @@ class _Rank:
         columns: bool = False,
         row_scale: torch.Tensor | None = None,
     ) -> None:
-        """`columns`: keep this rank's share of the last dimension. Scales are the whole matrix's."""
+        """`columns`: keep this rank's share of the last dimension; scales stay the whole's."""
         row_scale = self.row_scale(weight) if row_scale is None else row_scale
         weight = (self.split(weight, -1) if columns else weight).contiguous()
         precision = self.quant.linear_precision(is_expert)
