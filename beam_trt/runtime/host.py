@@ -52,6 +52,7 @@ class Host:
         self.executor = executor
         self.connections = Connections(executor, describe(engine, runtime, executor))
         self._path = path
+        self._is_closed = False
         self._listener = _listen(path)
         self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
 
@@ -60,7 +61,11 @@ class Host:
         self._acceptor.start()
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stop taking clients and requests, wait for the open ones, cancel the rest."""
+        """Stop taking clients and requests, wait for the open ones, cancel the rest. Safe to call
+        twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         # A thread in accept() only wakes when the socket is shut down.

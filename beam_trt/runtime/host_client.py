@@ -49,9 +49,13 @@ class EngineClient:
         self._gone: str | None = None
         self._socket = _connect(self._path, connect_timeout_s)
         self._lines = self._socket.makefile("rb")
-        self._info = self._read_hello()
-        limits = RequestLimits(**self._info["limits"])
-        self._limits = limits
+        try:
+            self._info = self._read_hello()
+        except BaseException:
+            self._lines.close()
+            self._socket.close()
+            raise
+        self._limits = RequestLimits(**self._info["limits"])
         self._reader = threading.Thread(target=self._read, name="engine-client", daemon=True)
         self._reader.start()
 
@@ -112,7 +116,10 @@ class EngineClient:
         self.close()
 
     def _read_hello(self) -> dict[str, Any]:
-        line = self._lines.readline()
+        try:
+            line = self._lines.readline()
+        except OSError as error:
+            raise ServerError(f"{self._path}: the engine host went away: {error}.") from error
         try:
             hello = wire.decode(line)
         except ValueError:
@@ -156,8 +163,9 @@ class EngineClient:
     def _read(self) -> None:
         reason = f"{self._path}: the engine host went away. Start it again."
         try:
-            for line in self._lines:
-                self._receive(wire.decode(line))
+            with self._lines:
+                for line in self._lines:
+                    self._receive(wire.decode(line))
         except (OSError, ValueError) as error:
             reason = f"{self._path}: the engine host went away: {error}. Start it again."
         self._end(reason)
