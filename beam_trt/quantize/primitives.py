@@ -3,7 +3,7 @@
 Knows nothing about names, layers or files. Matrices are [out_features, in_features].
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,11 @@ from beam_trt.config.quant import FP4_MAX, FP8_MAX, NVFP4_BLOCK
 from beam_trt.quantize.modelopt_functions import modelopt_functions
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+_TILE_ELEMENTS = 1 << 22
+"""Elements worked on at once: rows are independent, and a tile's temporaries (about 20 bytes per
+element) stay small beside the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,18 @@ class Nvfp4Matrix:
     weight_scale: torch.Tensor
     weight_scale_2: torch.Tensor
 
+    def rows(self, part: slice) -> "Nvfp4Matrix":
+        """A view of some rows."""
+        return Nvfp4Matrix(self.weight[part], self.weight_scale[part], self.weight_scale_2)
+
+    def dequantize(self) -> torch.Tensor:
+        """F32 [out, in]."""
+        codes = torch.stack((self.weight & 0xF, self.weight >> 4), dim=-1).flatten(-2)
+        table = torch.tensor(_E2M1 + tuple(-value for value in _E2M1))
+        blocks = table[codes.long()].unflatten(-1, (-1, NVFP4_BLOCK))
+        scale = self.weight_scale.float() * self.weight_scale_2
+        return (blocks * scale.unsqueeze(-1)).flatten(-2)
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
@@ -30,6 +47,22 @@ class Fp8Matrix:
 
     weight: torch.Tensor
     weight_scale: torch.Tensor
+
+    def rows(self, part: slice) -> "Fp8Matrix":
+        """A view of some rows."""
+        return Fp8Matrix(self.weight[part], self.weight_scale[part])
+
+    def dequantize(self) -> torch.Tensor:
+        """F32 [out, in]."""
+        return self.weight.float() * self.weight_scale.float()
+
+
+def row_tiles(matrix: torch.Tensor) -> Iterator[slice]:
+    """Consecutive rows of about _TILE_ELEMENTS elements each."""
+    rows, columns = matrix.shape
+    step = max(_TILE_ELEMENTS // columns, 1)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -52,36 +85,34 @@ def nvfp4_scale(largest: torch.Tensor) -> torch.Tensor:
 def quantize_nvfp4(weight: torch.Tensor, weight_scale_2: torch.Tensor) -> Nvfp4Matrix:
     """Blocks of 16 columns to E2M1 with an E4M3 scale each, under a given second-level scale.
 
-    `weight` bf16 [out, in], in % 16 == 0. Peak memory: about 20 bytes per element.
+    `weight` bf16 [out, in], in % 16 == 0. Holds the result and one tile's temporaries.
     """
-    assert weight.shape[-1] % NVFP4_BLOCK == 0, f"{weight.shape=}"
+    rows, columns = weight.shape
+    assert columns % NVFP4_BLOCK == 0, f"{weight.shape=}"
     nvfp4 = modelopt_functions().nvfp4
-    scale, _ = nvfp4.get_weights_scaling_factor(weight, NVFP4_BLOCK, weight_scale_2)
-    packed, scale, _ = nvfp4.quantize(weight, NVFP4_BLOCK, scale, weight_scale_2)
-    return Nvfp4Matrix(packed._quantized_data, scale, weight_scale_2)
-
-
-def dequantize_nvfp4(matrix: Nvfp4Matrix) -> torch.Tensor:
-    """F32 [out, in]."""
-    codes = torch.stack((matrix.weight & 0xF, matrix.weight >> 4), dim=-1).flatten(-2)
-    table = torch.tensor(_E2M1 + tuple(-value for value in _E2M1))
-    blocks = table[codes.long()].unflatten(-1, (-1, NVFP4_BLOCK))
-    scale = matrix.weight_scale.float() * matrix.weight_scale_2
-    return (blocks * scale.unsqueeze(-1)).flatten(-2)
+    packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
+    scales = torch.empty(rows, columns // NVFP4_BLOCK, dtype=torch.float8_e4m3fn)
+    for part in row_tiles(weight):
+        scale, _ = nvfp4.get_weights_scaling_factor(weight[part], NVFP4_BLOCK, weight_scale_2)
+        tile, scale, _ = nvfp4.quantize(weight[part], NVFP4_BLOCK, scale, weight_scale_2)
+        packed[part] = tile._quantized_data
+        scales[part] = scale
+    return Nvfp4Matrix(packed, scales, weight_scale_2)
 
 
 def quantize_fp8(weight: torch.Tensor) -> Fp8Matrix:
     """E4M3 with one scale a row, amax / 448; `weight` bf16 [out, in].
 
-    A row of zeros would divide by 0, so a scale is at least the smallest normal F32.
+    A row of zeros would divide by 0, so a scale is at least the smallest normal F32. Holds the
+    result and one tile's temporaries.
     """
-    largest = weight.abs().amax(dim=-1).float()
-    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
-    scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
-    quantized = modelopt_functions().to_quantized_weight(weight, scale, "fp8_pc_pt")
-    return Fp8Matrix(quantized, scale[:, None])
-
-
-def dequantize_fp8(matrix: Fp8Matrix) -> torch.Tensor:
-    """F32 [out, in]."""
-    return matrix.weight.float() * matrix.weight_scale.float()
+    to_quantized_weight = modelopt_functions().to_quantized_weight
+    quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(weight.shape[0], 1)
+    for part in row_tiles(weight):
+        largest = weight[part].abs().amax(dim=-1).float()
+        scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        quantized[part] = to_quantized_weight(weight[part], scale, "fp8_pc_pt")
+        scales[part] = scale[:, None]
+    return Fp8Matrix(quantized, scales)

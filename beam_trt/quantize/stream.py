@@ -27,6 +27,7 @@ from beam_trt.errors import CheckpointError, ConfigError
 from beam_trt.quantize import primitives
 from beam_trt.quantize.calibrate import Calibrator, LayerCalibration
 from beam_trt.quantize.metadata import hf_quant_config, quantization_config
+from beam_trt.quantize.primitives import Fp8Matrix, Nvfp4Matrix
 from beam_trt.quantize.report import LayerReport, Report, bytes_by_part
 from beam_trt.quantize.texts import DEFAULT_SAMPLES, tokenize
 
@@ -114,9 +115,12 @@ class _Error:
     difference: float = 0.0
     weight: float = 0.0
 
-    def add(self, weight: torch.Tensor, restored: torch.Tensor) -> None:
-        self.difference += float((restored - weight.float()).square().sum(dtype=torch.float64))
-        self.weight += float(weight.float().square().sum(dtype=torch.float64))
+    def add(self, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix) -> None:
+        for part in primitives.row_tiles(weight):
+            values = weight[part].float()
+            difference = matrix.rows(part).dequantize() - values
+            self.difference += float(difference.square().sum(dtype=torch.float64))
+            self.weight += float(values.square().sum(dtype=torch.float64))
 
     def merge(self, other: "_Error") -> None:
         self.difference += other.difference
@@ -199,7 +203,7 @@ class _Job:
         scale_2 = primitives.nvfp4_scale(largest)
         for linear, weight in zip(group.linears, weights, strict=True):
             matrix = primitives.quantize_nvfp4(weight, scale_2)
-            error.add(weight, primitives.dequantize_nvfp4(matrix))
+            error.add(weight, matrix)
             self._write(f"{linear.name}.weight", matrix.weight)
             self._write(f"{linear.name}.weight_scale", matrix.weight_scale)
             self._write(f"{linear.name}.weight_scale_2", matrix.weight_scale_2)
@@ -209,7 +213,7 @@ class _Job:
         weights, _ = self._group_weights(group)
         for linear, weight in zip(group.linears, weights, strict=True):
             matrix = primitives.quantize_fp8(weight)
-            error.add(weight, primitives.dequantize_fp8(matrix))
+            error.add(weight, matrix)
             self._write(f"{linear.name}.weight", matrix.weight)
             self._write(f"{linear.name}.weight_scale", matrix.weight_scale)
 

@@ -54,7 +54,7 @@ def test_nvfp4_is_modelopts_and_dequantizes_the_same(name: str) -> None:
     expected = theirs.dequantize(
         torch.float32, scale=scale, double_scale=scale_2, block_sizes={-1: 16}
     )
-    assert torch.equal(primitives.dequantize_nvfp4(matrix), expected)
+    assert torch.equal(matrix.dequantize(), expected)
 
 
 def test_nvfp4_packs_even_columns_low() -> None:
@@ -68,7 +68,7 @@ def test_nvfp4_packs_even_columns_low() -> None:
 
 def test_nvfp4_error_on_normal_weights() -> None:
     weight = normal(256, 512).bfloat16()
-    restored = primitives.dequantize_nvfp4(nvfp4(weight))
+    restored = nvfp4(weight).dequantize()
     error = (restored - weight.float()).norm() / weight.float().norm()
     assert 0.090 < error < 0.100
 
@@ -78,7 +78,7 @@ def test_nvfp4_of_zeros_is_zeros_with_usable_scales() -> None:
     assert float(matrix.weight_scale_2) > 0
     scales = matrix.weight_scale.float()
     assert bool((scales.isfinite() & (scales > 0)).all())
-    assert torch.equal(primitives.dequantize_nvfp4(matrix), torch.zeros(2, 32))
+    assert torch.equal(matrix.dequantize(), torch.zeros(2, 32))
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -89,7 +89,7 @@ def test_fp8_is_the_nearest_number_under_its_channel_scale(name: str) -> None:
     assert matrix.weight_scale.shape == (weight.shape[0], 1)
     scales = matrix.weight_scale
     assert bool((scales.isfinite() & (scales > 0)).all())
-    restored = primitives.dequantize_fp8(matrix)
+    restored = matrix.dequantize()
     assert bool(restored.isfinite().all())
     # Half a step of E4M3 is 1/16 of a value, or 2^-10 of a scale below the normal numbers.
     allowed = torch.maximum(weight.float().abs() / 16, scales * 2**-10)
@@ -98,7 +98,7 @@ def test_fp8_is_the_nearest_number_under_its_channel_scale(name: str) -> None:
 
 def test_fp8_error_on_normal_weights() -> None:
     weight = normal(256, 512).bfloat16()
-    restored = primitives.dequantize_fp8(primitives.quantize_fp8(weight))
+    restored = primitives.quantize_fp8(weight).dequantize()
     error = (restored - weight.float()).norm() / weight.float().norm()
     assert 0.024 < error < 0.029
 
@@ -106,7 +106,7 @@ def test_fp8_error_on_normal_weights() -> None:
 def test_fp8_rows_of_zeros() -> None:
     weight = torch.zeros(3, 8, dtype=torch.bfloat16)
     weight[1] = 2.0
-    restored = primitives.dequantize_fp8(primitives.quantize_fp8(weight))
+    restored = primitives.quantize_fp8(weight).dequantize()
     assert torch.equal(restored, weight.float())
 
 
@@ -115,3 +115,14 @@ def test_amax_reports_what_is_not_finite() -> None:
     for wrong in (float("nan"), float("inf")):
         found = primitives.amax([torch.tensor([wrong]), torch.tensor([2.0])])
         assert not bool(found.isfinite())
+
+
+def test_tiles_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = heavy_tails().bfloat16()
+    whole = nvfp4(weight), primitives.quantize_fp8(weight)
+    monkeypatch.setattr(primitives, "_TILE_ELEMENTS", 5 * 64)
+    tiled = nvfp4(weight), primitives.quantize_fp8(weight)
+    for a, b in zip(whole, tiled, strict=True):
+        assert torch.equal(a.weight.view(torch.uint8), b.weight.view(torch.uint8))
+        assert torch.equal(a.weight_scale.float(), b.weight_scale.float())
+        assert torch.equal(b.rows(slice(7, 11)).dequantize(), a.dequantize()[7:11])
