@@ -91,6 +91,7 @@ class PagedModel:
         self._free_full = order.sample(range(num_blocks), num_blocks)
         self._free_sliding = order.sample(range(num_blocks), num_blocks)
         self._requests: dict[str, _Request] = {}
+        self.num_poisoned = 0
 
     def step(self, work: Sequence[tuple[str, Sequence[int]]]) -> dict[str, torch.Tensor]:
         """Run the next tokens of each named request; logits [tokens, vocab] of all of them."""
@@ -155,6 +156,7 @@ class PagedModel:
                     request.sliding[i] = -1
 
     def _poison(self, block: int) -> None:
+        self.num_poisoned += 1
         for pool in self.pools:
             for layer_idx, layer in enumerate(pool.layers):
                 if not self.config.is_full(layer_idx):
