@@ -136,6 +136,7 @@ class TensorParallelSession:
         size = engine.mapping.tp_size
         self._channels: list[Connection] = []
         self._is_closed = False
+        self._session: ModelSession | None = None
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="beam-trt-"))
             links = _make_links(engine.model, runtime, size, collectives, Path(folder))
@@ -175,6 +176,7 @@ class TensorParallelSession:
         return self._processes.pids
 
     def run(self, step: StepInput, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        assert self._session is not None, "closed"
         try:
             for channel in self._channels:
                 channel.send_bytes(step.packed.data)
@@ -191,6 +193,7 @@ class TensorParallelSession:
         if self._is_closed:
             return
         self._is_closed = True
+        self._session = None  # with it go weights, pools and the memory shared with the ranks
         for channel in self._channels:
             channel.close()
         for fd in self._own_fds:
