@@ -16,7 +16,7 @@ from beam_trt.runtime import wire
 from beam_trt.runtime.request import Request, RequestOutput, Timings, Usage
 
 STEP_S = 0.01
-LIMITS = {"vocab_size": 2048, "max_seq_len": 512, "max_cached_tokens": 4096}
+LIMITS = {"vocab_size": 2048, "max_seq_len": 4096, "max_cached_tokens": 4096}
 
 
 def fake_python(folder: Path) -> Path:

@@ -29,6 +29,7 @@ PYTHON_VARIABLE = "BEAM_TRT_PYTHON"
 ENGINE_SOCKET = "engine.sock"
 """Name of the socket in the run folder."""
 
+_PROBLEM = "engine.problem"
 _LOG_LINES = 30
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 5.0
@@ -129,6 +130,7 @@ class EngineLink:
 
     def __init__(self, folder: Path, engine_dir: Path | None, log: Log) -> None:
         self._socket = folder / ENGINE_SOCKET
+        self._problem_file = folder / _PROBLEM  # how the twin learns why no host comes
         self._engine_dir = engine_dir
         self._log = log
         self._changed = threading.Condition()
@@ -138,6 +140,7 @@ class EngineLink:
         self._process: EngineProcess | None = None
         self._deaths: deque[float] = deque(maxlen=_MAX_QUICK_DEATHS)
         if engine_dir is not None:
+            self._problem_file.unlink(missing_ok=True)
             self._process = EngineProcess(engine_dir, self._socket)
             try:
                 self._set(self._connect())
@@ -192,26 +195,36 @@ class EngineLink:
 
     def _revive(self) -> None:
         if self._engine_dir is None:
-            self._set(_Client(self._socket))
-            return
-        if self._problem is not None:
-            return
+            if self._problem_file.exists():
+                self._give_up(self._problem_file.read_text(encoding="utf-8"))
+            else:
+                self._give_up(None)
+                self._set(_Client(self._socket))
+        elif self._problem is None:
+            self._restart(self._engine_dir)
+
+    def _restart(self, engine_dir: Path) -> None:
         assert self._process is not None
         message = self._process.exit_message()
         if message is not None:
             now = time.monotonic()
             self._deaths.append(now)
             if len(self._deaths) == _MAX_QUICK_DEATHS and now - self._deaths[0] < _QUICK_S:
-                with self._changed:
-                    self._problem = (
-                        f"{message}\nIt died {_MAX_QUICK_DEATHS} times within {_QUICK_S:.0f} s and "
-                        "is not started again. Correct the cause, then restart the server."
-                    )
-                    self._changed.notify_all()
-                raise ServerError(self._problem)
+                problem = (
+                    f"{message}\nIt died {_MAX_QUICK_DEATHS} times within {_QUICK_S:.0f} s and "
+                    "is not started again. Correct the cause, then restart the server."
+                )
+                self._problem_file.write_text(problem, encoding="utf-8")
+                self._give_up(problem)
+                raise ServerError(problem)
             self._log(f"{message}\nStarting it again.")
-            self._process = EngineProcess(self._engine_dir, self._socket)
+            self._process = EngineProcess(engine_dir, self._socket)
         self._set(self._connect())
+
+    def _give_up(self, problem: str | None) -> None:
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
 
     def _connect(self) -> "_Client":
         """Wait, as long as loading takes, until the host that we started answers."""

@@ -33,12 +33,19 @@ def port_owner(port: int) -> str | None:
     inodes = _listening_inodes(port)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            links = {os.readlink(fd) for fd in (process / "fd").iterdir()}
+            links = {_link(fd) for fd in (process / "fd").iterdir()}
             if any(f"socket:[{inode}]" in links for inode in inodes):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
         except OSError:  # another user's process, or one that just ended
             continue
     return None
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile, as the one that lists the folder is
+        return ""
 
 
 def _listening_inodes(port: int) -> set[str]:

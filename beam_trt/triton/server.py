@@ -32,7 +32,7 @@ _SHM = Path("/dev/shm")
 _LOG_LINES = 200
 _TAIL_LINES = 25
 _POLL_S = 0.1
-_KILL_MARGIN_S = 5.0
+_KILL_MARGIN_S = 3.0
 _WATCH_S = 0.5
 _RESTRICTED = "model-repository,shared-memory,trace,logging"
 _ADMIN_HEADER = "beam-trt-admin"
@@ -192,9 +192,7 @@ class TritonServer:
         code = self._process.poll()
         if code is None:
             return
-        how = (
-            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if self._reader is not None:
             self._reader.join(1.0)
         if reasons := _load_failures("\n".join(self._log)):
@@ -220,7 +218,13 @@ class TritonServer:
             self.check_alive()
             for model in self.dead_models():
                 on_note(f"the stub of model {model} died; loading the model again.")
-                self.reload(model)
+                try:
+                    self.reload(model)
+                except ServerError:
+                    time.sleep(_WATCH_S)
+                    self.check_alive()  # stubs die with their server: say that it is gone
+                    raise
+                on_note(f"model {model} is loaded again.")
             time.sleep(_WATCH_S)
 
     @property
@@ -255,8 +259,9 @@ class TritonServer:
             time.sleep(_POLL_S)
 
     def log_tail(self) -> str:
-        """The last lines of the server's log."""
-        return "\n".join(list(self._log)[-_TAIL_LINES:])
+        """The last lines of the server's log, without the tables it prints."""
+        lines = [line for line in self._log if line and line[0] not in "|+"]
+        return "\n".join(lines[-_TAIL_LINES:])
 
     def _arguments(self, backends: Path) -> list[str]:
         options = self.options
