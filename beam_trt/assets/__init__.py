@@ -26,11 +26,14 @@ def held_out_texts() -> list[str]:
 def held_out_dialogues() -> list[dict[str, Any]]:
     """Dialogues beam-tiny never saw, each with the result that counts as right.
 
-    Keys: kind, effort, messages and tools (as `apply_chat_template` takes them), prompt (rendered,
-    ends with "<|start|>assistant"), text (prompt and a right completion), expected: either
-    {"answer": str} or {"tool_calls": [{"name": str, "arguments": {...}}, ...]}.
+    Keys: kind, effort, preserve_thinking, messages and tools (as `apply_chat_template` takes them),
+    prompt (rendered, ends with "<|start|>assistant"), text (prompt and a right completion),
+    expected: either {"answer": str} or {"tool_calls": [{"name": str, "arguments": {...}}, ...]}.
     """
-    return _rows("held_out_dialogues.jsonl")
+    rows = _rows("held_out_dialogues.jsonl")
+    for row in rows:
+        row["prompt"] = row["text"][: row.pop("prompt_chars")]
+    return rows
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

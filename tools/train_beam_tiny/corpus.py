@@ -34,7 +34,7 @@ def _docstrings(path: Path) -> list[str]:
 
 
 def documents() -> list[str]:
-    """Every document of the corpus, longest pieces whole, in a fixed order.
+    """Every document of the corpus once, in a fixed order.
 
     Docstrings of one module that are shorter than 200 characters are joined into one document.
     """
@@ -53,7 +53,7 @@ def documents() -> list[str]:
                     collected.append(text)
             if short:
                 collected.append("\n".join(short))
-    return collected
+    return list(dict.fromkeys(collected))
 
 
 def split_held_out(texts: list[str]) -> tuple[list[str], list[str]]:
