@@ -12,14 +12,21 @@ _SHOWN = 3
 def validate(index: CheckpointIndex) -> None:
     """Raise CheckpointError unless every expected tensor is there with its shape and dtype, and
     nothing else is. Packed 3-D experts count as the per-expert tensors they hold."""
-    expected = {tensor.name: tensor for tensor in checkpoint_tensors(index.config, index.quant)}
-    packed = {tensor.name: tensor for tensor in _present_packed(index)}
-    missing = [name for name in expected if index.find(name) is None]
+    expected: dict[str, ExpectedTensor] = {}
+    missing: list[str] = []
+    for tensor in checkpoint_tensors(index.config, index.quant):
+        expected[tensor.name] = tensor
+        if index.find(tensor.name) is None:
+            missing.append(tensor.name)
+        if len(missing) > _SHOWN:
+            # Soon enough for a config.json that asks for a billion experts.
+            break
     if missing:
         raise CheckpointError(
             f"{index.folder}: missing {_listed(missing)}. The checkpoint is incomplete: fetch it "
             "again, or check that config.json belongs to it."
         )
+    packed = {tensor.name: tensor for tensor in _present_packed(index)}
     extra = [name for name in index.tensors if name not in expected and name not in packed]
     if extra:
         raise CheckpointError(
@@ -76,5 +83,5 @@ def _check(index: CheckpointIndex, expected: ExpectedTensor, found: TensorInfo) 
 
 def _listed(found: list[str]) -> str:
     shown = ", ".join(found[:_SHOWN])
-    count = "tensor" if len(found) == 1 else f"{len(found)} tensors:"
-    return f"{count} {shown}{', ...' if len(found) > _SHOWN else ''}"
+    kind = "tensor" if len(found) == 1 else "tensors"
+    return f"{kind} {shown}{' and more' if len(found) > _SHOWN else ''}"

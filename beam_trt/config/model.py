@@ -4,6 +4,7 @@ Knows nothing about weights or ranks. Field names are those of transformers' Bea
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,8 @@ def _number(raw: dict[str, Any], key: str, default: float | None) -> float:
     value = raw.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{key}: expected a number, found {value!r}.")
+    if not abs(value) <= sys.float_info.max:
+        raise ConfigError(f"{key}: expected a finite number, found {value!r}.")
     return float(value)
 
 

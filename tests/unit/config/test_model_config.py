@@ -116,6 +116,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sliding_window": 1}, "sliding_window: expected at least 2, found 1"),
     ({"rms_norm_eps": 0.0}, "rms_norm_eps: expected > 0, found 0.0"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps: expected a number, found 'small'"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps: expected a finite number, found inf"),
+    ({"routed_scaling_factor": 10**400}, "routed_scaling_factor: expected a finite number"),
     ({"final_logit_softcapping": 0}, "final_logit_softcapping: expected > 0 or null, found 0"),
     ({"final_logit_softcapping": -30.0}, "final_logit_softcapping: expected > 0 or null"),
     ({"routed_scaling_factor": None}, "routed_scaling_factor: expected a number, found None"),
@@ -166,6 +168,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "rope_parameters.sliding_attention: expected rope_type 'default'",
     ),
     ({"rope_parameters": rope(rope_theta=0)}, "sliding_attention.rope_theta: expected > 0"),
+    (
+        {"rope_parameters": rope(rope_theta=float("nan"))},
+        "rope_theta: expected a finite number, found nan",
+    ),
     ({"rope_parameters": rope(rope_theta=None)}, "rope_theta: expected a number, found None"),
     ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', found 'gelu'"),
     ({"tie_word_embeddings": True}, "tie_word_embeddings: expected False, found True"),
@@ -174,7 +180,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "expected"), WRONG, ids=[str(c) for c, _ in WRONG])
+@pytest.mark.parametrize(("changes", "expected"), WRONG, ids=[str(c)[:80] for c, _ in WRONG])
 def test_values_that_cannot_be_right(changes: dict[str, Any], expected: str) -> None:
     assert expected in message(**changes)
 
