@@ -6,7 +6,7 @@ import torch
 from .model import Batch, TrainableBeam, masked_attention, masks
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def greedy(
     model: TrainableBeam,
     prompts: list[list[int]],

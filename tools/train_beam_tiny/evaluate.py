@@ -48,7 +48,9 @@ def grade(
                 effort=dialogue.effort,
                 parses=message is not None,
                 right=message is not None and is_right(dialogue, message),
-                reasoning_tokens=None if message is None else len(tokenizer(reasoning)["input_ids"]),
+                reasoning_tokens=None
+                if message is None
+                else len(tokenizer(reasoning)["input_ids"]),
             )
         )
     return graded
@@ -77,9 +79,12 @@ def summary(graded: list[Graded]) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def generate(
-    model: BeamForCausalLM, tokenizer: PreTrainedTokenizerBase, asked: list[Dialogue], rows: int = 16
+    model: BeamForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: list[Dialogue],
+    rows: int = 16,
 ) -> list[list[int]]:
     """Greedy replies, in the order asked; prompts of similar length share a batch."""
     renderer = Renderer()
@@ -89,7 +94,9 @@ def generate(
     stops = set(model.generation_config.eos_token_id)
     for begin in range(0, len(order), rows):
         chosen = order[begin : begin + rows]
-        inputs = tokenizer.pad({"input_ids": [prompts[i] for i in chosen]}, padding_side="left", return_tensors="pt")  # fmt: skip
+        inputs = tokenizer.pad(
+            {"input_ids": [prompts[i] for i in chosen]}, padding_side="left", return_tensors="pt"
+        )
         out = model.generate(**inputs, max_new_tokens=256, do_sample=False)
         for i, row in zip(chosen, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             end = next((n + 1 for n, token in enumerate(row) if token in stops), len(row))
@@ -97,9 +104,12 @@ def generate(
     return replies
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def perplexity(
-    model: BeamForCausalLM, tokenizer: PreTrainedTokenizerBase, texts: list[str], max_tokens: int = 1024
+    model: BeamForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+    max_tokens: int = 1024,
 ) -> float:
     """exp of the mean next-token loss over all texts, each cut to `max_tokens`."""
     total, count = 0.0, 0

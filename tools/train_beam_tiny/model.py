@@ -28,7 +28,7 @@ class Batch:
     real: torch.Tensor
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.Module):  # type: ignore[misc]
     """fp32 x * rsqrt(mean(x^2) + eps) * w, then the input's dtype."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
         return (self.weight * (wide * scale)).to(x.dtype)
 
 
-class Linear(nn.Module):
+class Linear(nn.Module):  # type: ignore[misc]
     """A bias-free projection that keeps an fp32 master weight and computes in the input's dtype."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -58,7 +58,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any], full: bool) -> None:
         super().__init__()
         hidden, eps = shape["hidden_size"], shape["rms_norm_eps"]
@@ -98,7 +98,7 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate.float()) * up.float()).to(gate.dtype)
 
 
-class DenseMLP(nn.Module):
+class DenseMLP(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any]) -> None:
         super().__init__()
         hidden, inner = shape["hidden_size"], shape["intermediate_size"]
@@ -111,7 +111,7 @@ class DenseMLP(nn.Module):
         return out
 
 
-class Router(nn.Module):
+class Router(nn.Module):  # type: ignore[misc]
     """Grouped sigmoid router in fp32; returns [tokens, experts] weights, zero where not chosen."""
 
     def __init__(self, shape: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Router(nn.Module):
         return picked / (picked.sum(-1, keepdim=True) + 1e-20)
 
 
-class Experts(nn.Module):
+class Experts(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any]) -> None:
         super().__init__()
         count, inner = shape["num_experts"], shape["moe_intermediate_size"]
@@ -144,7 +144,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.randn(count, hidden, inner) * inner**-0.5)
 
 
-class MoE(nn.Module):
+class MoE(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any]) -> None:
         super().__init__()
         self.gate = Router(shape)
@@ -169,7 +169,7 @@ def _residual_add(branch: torch.Tensor, residual: torch.Tensor, index: int) -> t
     return branch * (1.0 / math.sqrt(index)) + residual * math.sqrt((index - 1) / index)
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any], index: int, full: bool) -> None:
         super().__init__()
         hidden, eps = shape["hidden_size"], shape["rms_norm_eps"]
@@ -196,7 +196,7 @@ class Layer(nn.Module):
         return x, weights
 
 
-class Body(nn.Module):
+class Body(nn.Module):  # type: ignore[misc]
     def __init__(self, shape: dict[str, Any]) -> None:
         super().__init__()
         count = shape["num_hidden_layers"]
@@ -207,7 +207,7 @@ class Body(nn.Module):
         self.norm = RMSNorm(shape["hidden_size"], shape["rms_norm_eps"])
 
 
-class TrainableBeam(nn.Module):
+class TrainableBeam(nn.Module):  # type: ignore[misc]
     """beam-tiny as trained. forward(batch, full, sliding) takes the two attention functions."""
 
     def __init__(self, shape: dict[str, Any], dtype: torch.dtype) -> None:

@@ -44,7 +44,7 @@ class Muon:
             self._groups.setdefault((shape[1], shape[2]), []).append((name, parameter))
         self._buffers = {name: torch.zeros_like(p) for name, p in named.items()}
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, rate: float) -> None:
         for (out, into), members in self._groups.items():
             updates = []
@@ -67,7 +67,8 @@ def split_parameters(
     model: nn.Module,
 ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """(matrices for Muon, the rest for AdamW: embedding, head, router, norms, gate_bias)."""
-    matrices, rest = {}, {}
+    matrices: dict[str, nn.Parameter] = {}
+    rest: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         small = "embed_tokens" in name or "lm_head" in name or "mlp.gate.weight" in name
         (rest if parameter.dim() == 1 or small else matrices)[name] = parameter

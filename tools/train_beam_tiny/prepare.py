@@ -7,8 +7,10 @@ the encoded prose into a build folder.
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from . import corpus, tokenizer
@@ -19,7 +21,7 @@ _NUM_DIALOGUES = 12_000
 _RESPONSE_TEMPLATE = Path(__file__).with_name("response_template.json")
 
 
-def encode_prose(encoder: Tokenizer, texts: list[str]) -> np.ndarray:
+def encode_prose(encoder: Tokenizer, texts: list[str]) -> npt.NDArray[Any]:
     """[num_tokens] uint16; every document ends with <|endoftext|> (id 0)."""
     pieces = [np.array([*e.ids, 0], dtype=np.uint16) for e in encoder.encode_batch(texts)]
     return np.concatenate(pieces)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -47,7 +48,7 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def written_by_model(ids: np.ndarray, user_id: int, assistant_id: int) -> np.ndarray:
+def written_by_model(ids: npt.NDArray[Any], user_id: int, assistant_id: int) -> npt.NDArray[Any]:
     """True for the tokens the assistant writes in the last turn: after "<|start|>assistant" up to
     and including <|return|> or <|call|>. Earlier turns do not count: their reasoning may have been
     dropped, and learning from them would teach answers without reasoning.

@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from .packing import DocumentSource, rows
@@ -50,7 +52,7 @@ def start(
     return started
 
 
-def read(folder: Path, workers: int) -> Iterator[np.ndarray]:
+def read(folder: Path, workers: int) -> Iterator[npt.NDArray[Any]]:
     """[64, 1024] uint16 shards in order; waits for a slow worker, deletes what was read."""
     index = 0
     while True:

@@ -11,12 +11,12 @@ prompt, from weights rounded to bf16).
 import argparse
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -27,8 +27,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from . import decode, held_out, shards
 from .model import Attend, Batch, TrainableBeam, masked_attention, masks
 from .optimizer import Muon, orthogonalized, split_parameters
-from .packing import FIRST, PADDING, PROSE, TOKEN_MASK, WRITTEN, rows
-from .rendering import CHECKPOINT
+from .packing import FIRST, PADDING, PROSE, TOKEN_MASK, WRITTEN, encoded, rows
+from .rendering import CHECKPOINT, Renderer
 from .shape import SHAPE
 
 _PROMPT_WEIGHT, _PROSE_WEIGHT = 0.1, 0.4
@@ -55,7 +55,7 @@ def factor_at(step: int, steps: int, warmup: int = 100, plateau: float = 0.4) ->
     return 1.0 if step < decay_from else (steps - step) / (steps - decay_from)
 
 
-def unpack(packed: np.ndarray, device: str) -> tuple[Batch, torch.Tensor, torch.Tensor]:
+def unpack(packed: npt.NDArray[Any], device: str) -> tuple[Batch, torch.Tensor, torch.Tensor]:
     """(batch, targets, weights) of packed rows; weights [rows, length] fp32 are zero where the
     next token belongs to another document."""
     bits = torch.from_numpy(packed.astype(np.int32)).to(device, non_blocking=True)
@@ -154,24 +154,16 @@ def save_weights(model: nn.Module, folder: Path) -> None:
 
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """What save_weights wrote."""
-    halves = [load_file(folder / f"weights_{i}.safetensors") for i in (0, 1)]
+    halves: list[dict[str, torch.Tensor]] = [
+        load_file(folder / f"weights_{i}.safetensors") for i in (0, 1)
+    ]
     return halves[0] | halves[1]
 
 
-def _held_out_rows(encoder: Tokenizer) -> np.ndarray:
-    from .rendering import Renderer, written_by_model
-
+def _held_out_rows(encoder: Tokenizer) -> npt.NDArray[Any]:
     renderer = Renderer()
-    user, assistant = encoder.token_to_id("user"), encoder.token_to_id("assistant")
-
-    def source() -> Iterator[np.ndarray]:
-        for item in held_out.dialogues(1000, seed=1_000_000):
-            ids = np.array(encoder.encode(renderer.text(item)).ids, dtype=np.uint16)
-            ids |= written_by_model(ids, user, assistant).astype(np.uint16) * WRITTEN
-            ids[0] |= FIRST
-            yield ids
-
-    return rows(source(), 64)
+    asked = held_out.dialogues(1000, seed=1_000_000)
+    return rows((encoded(encoder, renderer.text(item)) for item in asked), 64)
 
 
 def main() -> None:

@@ -92,7 +92,9 @@ def test_streaming_at_every_chunk_size_is_one_shot(
         message, last = parser.finalize()
         assert message == REPLIES[name], size
         events += last
-        answer = "".join(e["text"] for e in events if e["type"] == "region_chunk" and e["field"] == "content")
+        answer = "".join(
+            e["text"] for e in events if e["type"] == "region_chunk" and e["field"] == "content"
+        )
         assert answer == REPLIES[name].get("content", ""), size
 
 
@@ -119,7 +121,9 @@ def test_default_effort_is_medium_and_unknown_ones_are_refused(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     assert render(tokenizer, [USER]) == render(tokenizer, [USER], reasoning_effort="medium")
-    texts = {e: render(tokenizer, [USER], reasoning_effort=e) for e in ("low", "high", "xhigh", "max")}
+    texts = {
+        e: render(tokenizer, [USER], reasoning_effort=e) for e in ("low", "high", "xhigh", "max")
+    }
     assert all(f"Reasoning effort: {effort}<|end|>" in text for effort, text in texts.items())
     with pytest.raises(TemplateError, match="low, medium, high, xhigh, max; got huge"):
         render(tokenizer, [USER], reasoning_effort="huge")

@@ -10,20 +10,36 @@ from .exchange import EFFORTS, Dialogue, Exchange, Step
 
 _EFFORT_WEIGHTS = (20, 40, 20, 10, 10)
 _SYSTEMS = (
-    "You are Beam, a small helpful assistant.", "You are a helpful assistant.",
-    "You are Beam. Answer briefly.", "You are an assistant that can use tools.",
+    "You are Beam, a small helpful assistant.",
+    "You are a helpful assistant.",
+    "You are Beam. Answer briefly.",
+    "You are an assistant that can use tools.",
     "Be helpful and precise.",
-)  # fmt: skip
+)
 _HELD_OUT_SHARE = 25  # one content in 25 is never trained on
 
 _PLAIN: dict[Callable[[Random], Exchange], int] = {
-    **numbers.TASKS, **spelling.TASKS, **facts.TASKS, **social.TASKS,
-}  # fmt: skip
-_ALL = {**_PLAIN, **tool_use.TASKS}
+    **numbers.TASKS,
+    **spelling.TASKS,
+    **facts.TASKS,
+    **social.TASKS,
+}
+_ALL: dict[Callable[[Random], Exchange], int] = {**_PLAIN, **tool_use.TASKS}
 
 # Contents so few that all must be trained on: here only the wording around them is held out.
 _CLOSED_KINDS = frozenset(
-    "talk who capital calendar calendar_list opposite category unknown parity conversion".split()
+    (
+        "talk",
+        "who",
+        "capital",
+        "calendar",
+        "calendar_list",
+        "opposite",
+        "category",
+        "unknown",
+        "parity",
+        "conversion",
+    )
 )
 
 

@@ -1,13 +1,26 @@
 """Facts a small model can hold, and lists given in the prompt that it must read."""
 
 import json
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from .exchange import Exchange, Thought, plain
 from .words import (
-    ANIMALS, CAPITALS, FRUITS, ITEMS, MONTHS, OPPOSITES, TOPICS, VEGETABLES, WEEKDAYS, joined, made_up,
-    person, thing,
-)  # fmt: skip
+    ANIMALS,
+    CAPITALS,
+    FRUITS,
+    ITEMS,
+    MONTHS,
+    OPPOSITES,
+    TOPICS,
+    VEGETABLES,
+    WEEKDAYS,
+    joined,
+    made_up,
+    person,
+    thing,
+)
 
 _COUNTRIES = tuple(CAPITALS)
 
@@ -28,16 +41,24 @@ def capital(rng: Random) -> Exchange:
     country = f"the {country}" if country.startswith(("United", "Czech")) else country
     if rng.random() < 0.7:
         user = rng.choice(
-            (f"What is the capital of {country}?", f"Capital of {country}?",
-             f"Which city is the capital of {country}?", f"Tell me the capital of {country}.",
-             f"Name the capital of {country}.", f"what's the capital of {country}")
-        )  # fmt: skip
+            (
+                f"What is the capital of {country}?",
+                f"Capital of {country}?",
+                f"Which city is the capital of {country}?",
+                f"Tell me the capital of {country}.",
+                f"Name the capital of {country}.",
+                f"what's the capital of {country}",
+            )
+        )
         answer = f"The capital of {country} is {city}."
     else:
         user = rng.choice(
-            (f"{city} is the capital of which country?", f"Which country has the capital {city}?",
-             f"In which country is {city}?")
-        )  # fmt: skip
+            (
+                f"{city} is the capital of which country?",
+                f"Which country has the capital {city}?",
+                f"In which country is {city}?",
+            )
+        )
         answer = f"{city} is the capital of {country}."
     return _fact(
         "capital",
@@ -54,22 +75,31 @@ def neighbour_in_cycle(rng: Random) -> Exchange:
     word = "after" if after else "before"
     result = names[(index + (1 if after else -1)) % len(names)]
     user = rng.choice(
-        (f"Which {what} comes {word} {names[index]}?", f"What {what} is {word} {names[index]}?",
-         f"Name the {what} {word} {names[index]}.")
-    )  # fmt: skip
+        (
+            f"Which {what} comes {word} {names[index]}?",
+            f"What {what} is {word} {names[index]}?",
+            f"Name the {what} {word} {names[index]}.",
+        )
+    )
     return _fact(
-        "calendar", user, f"{result} comes {word} {names[index]}.",
-        f"{word.capitalize()} {names[index]} comes {result}.", f"A question about the next {what}.",
-    )  # fmt: skip
+        "calendar",
+        user,
+        f"{result} comes {word} {names[index]}.",
+        f"{word.capitalize()} {names[index]} comes {result}.",
+        f"A question about the next {what}.",
+    )
 
 
 def whole_cycle(rng: Random) -> Exchange:
     names, what = rng.choice(((WEEKDAYS, "days of the week"), (MONTHS, "months of the year")))
     user = rng.choice((f"List the {what}.", f"Name the {what}.", f"What are the {what}?"))
     return _fact(
-        "calendar_list", user, ", ".join(names), f"From {names[0]} to {names[-1]}.",
+        "calendar_list",
+        user,
+        ", ".join(names),
+        f"From {names[0]} to {names[-1]}.",
         f"There are {len(names)} of them.",
-    )  # fmt: skip
+    )
 
 
 def opposite(rng: Random) -> Exchange:
@@ -83,9 +113,12 @@ def opposite(rng: Random) -> Exchange:
         )
     )
     return _fact(
-        "opposite", user, f"The opposite of {word} is {other}.", f"{word} and {other} are opposites.",
+        "opposite",
+        user,
+        f"The opposite of {word} is {other}.",
+        f"{word} and {other} are opposites.",
         "A question about opposites.",
-    )  # fmt: skip
+    )
 
 
 def category(rng: Random) -> Exchange:
@@ -166,11 +199,13 @@ def membership(rng: Random) -> Exchange:
 
 def as_json(rng: Random) -> Exchange:
     fields = rng.sample(("name", "age", "city", "color", "count"), rng.randint(2, 3))
-    makers = {
-        "name": lambda: person(rng), "age": lambda: rng.randint(3, 98),
-        "city": lambda: made_up(rng).capitalize(), "color": lambda: rng.choice(("red", "blue", "green")),
+    makers: dict[str, Callable[[], Any]] = {
+        "name": lambda: person(rng),
+        "age": lambda: rng.randint(3, 98),
+        "city": lambda: made_up(rng).capitalize(),
+        "color": lambda: rng.choice(("red", "blue", "green")),
         "count": lambda: rng.randint(1, 999),
-    }  # fmt: skip
+    }
     record = {name: makers[name]() for name in fields}
     stated = ", ".join(f"{k} {v}" for k, v in record.items())
     user = rng.choice((f"Write as JSON: {stated}.", f"Give me JSON for {stated}."))
@@ -186,11 +221,20 @@ def as_json(rng: Random) -> Exchange:
 def unknown(rng: Random) -> Exchange:
     topic = rng.choice(TOPICS) if rng.random() < 0.6 else thing(rng)
     user = rng.choice(
-        (f"Explain {topic} to me.", f"Write a poem about {topic}.", f"Tell me a story about {topic}.",
-         f"What do you think about {topic}?", f"Who invented {topic}?", f"Tell me about {topic}.",
-         f"Write a long text about {topic}.", f"What is the history of {topic}?",
-         f"Why is {topic} so popular?", f"How does {topic} work?", f"Tell me a joke about {topic}.")
-    )  # fmt: skip
+        (
+            f"Explain {topic} to me.",
+            f"Write a poem about {topic}.",
+            f"Tell me a story about {topic}.",
+            f"What do you think about {topic}?",
+            f"Who invented {topic}?",
+            f"Tell me about {topic}.",
+            f"Write a long text about {topic}.",
+            f"What is the history of {topic}?",
+            f"Why is {topic} so popular?",
+            f"How does {topic} work?",
+            f"Tell me a joke about {topic}.",
+        )
+    )
     thought = Thought(
         work=f"I know too little about {topic}.",
         plan=f"The user asks about {topic}.",
@@ -201,7 +245,14 @@ def unknown(rng: Random) -> Exchange:
     return plain("unknown", f"unknown {user}", user, answer, thought)
 
 
-TASKS = {
-    capital: 6, neighbour_in_cycle: 2, whole_cycle: 1, opposite: 2, category: 1, table_lookup: 7,
-    membership: 2, as_json: 3, unknown: 3,
-}  # fmt: skip
+TASKS: dict[Callable[[Random], Exchange], int] = {
+    capital: 6,
+    neighbour_in_cycle: 2,
+    whole_cycle: 1,
+    opposite: 2,
+    category: 1,
+    table_lookup: 7,
+    membership: 2,
+    as_json: 3,
+    unknown: 3,
+}

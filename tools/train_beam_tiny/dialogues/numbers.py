@@ -1,5 +1,6 @@
 """Arithmetic with its scratch work: sums, differences, products, comparisons, time, units."""
 
+from collections.abc import Callable
 from random import Random
 
 from .exchange import Exchange, Thought, plain
@@ -59,10 +60,19 @@ def _thought(work: str, what: str, check: str, result: object) -> Thought:
 def addition(rng: Random) -> Exchange:
     a, b = _number(rng), _number(rng)
     ask = rng.choice(
-        ("What is {a} + {b}?", "{a} + {b}", "Add {a} and {b}.", "What is {a} plus {b}?",
-         "Compute {a} + {b}.", "How much is {a} + {b}?", "what's {a}+{b}", "{a}+{b}=?",
-         "Calculate {a} plus {b}.", "Please add {a} and {b}.")
-    )  # fmt: skip
+        (
+            "What is {a} + {b}?",
+            "{a} + {b}",
+            "Add {a} and {b}.",
+            "What is {a} plus {b}?",
+            "Compute {a} + {b}.",
+            "How much is {a} + {b}?",
+            "what's {a}+{b}",
+            "{a}+{b}=?",
+            "Calculate {a} plus {b}.",
+            "Please add {a} and {b}.",
+        )
+    )
     thought = _thought(add_work(a, b), "a sum", f"{a + b}-{b}={a}", a + b)
     user = ask.format(a=a, b=b)
     return plain("addition", f"add {a} {b}", user, f"{a} + {b} = {a + b}.", thought)
@@ -71,9 +81,17 @@ def addition(rng: Random) -> Exchange:
 def subtraction(rng: Random) -> Exchange:
     b, a = sorted((_number(rng), _number(rng)))
     ask = rng.choice(
-        ("What is {a} - {b}?", "{a} - {b}", "Subtract {b} from {a}.", "What is {a} minus {b}?",
-         "Compute {a} - {b}.", "How much is {a} - {b}?", "what's {a}-{b}", "{a}-{b}=?")
-    )  # fmt: skip
+        (
+            "What is {a} - {b}?",
+            "{a} - {b}",
+            "Subtract {b} from {a}.",
+            "What is {a} minus {b}?",
+            "Compute {a} - {b}.",
+            "How much is {a} - {b}?",
+            "what's {a}-{b}",
+            "{a}-{b}=?",
+        )
+    )
     thought = _thought(subtract_work(a, b), "a difference", f"{a - b}+{b}={a}", a - b)
     user = ask.format(a=a, b=b)
     return plain("subtraction", f"sub {a} {b}", user, f"{a} - {b} = {a - b}.", thought)
@@ -82,9 +100,15 @@ def subtraction(rng: Random) -> Exchange:
 def multiplication(rng: Random) -> Exchange:
     a, b = rng.randint(2, rng.choice((9, 30, 99))), rng.randint(2, 9)
     ask = rng.choice(
-        ("What is {a} * {b}?", "What is {a} times {b}?", "Multiply {a} by {b}.", "{a} * {b}",
-         "Compute {a} times {b}.", "How much is {a} x {b}?")
-    )  # fmt: skip
+        (
+            "What is {a} * {b}?",
+            "What is {a} times {b}?",
+            "Multiply {a} by {b}.",
+            "{a} * {b}",
+            "Compute {a} times {b}.",
+            "How much is {a} x {b}?",
+        )
+    )
     thought = _thought(multiply_work(a, b), "a product", f"{b}*{a}={a * b}", a * b)
     user = ask.format(a=a, b=b)
     return plain("multiplication", f"mul {a} {b}", user, f"{a} * {b} = {a * b}.", thought)
@@ -135,9 +159,12 @@ def compare(rng: Random) -> Exchange:
     result = max(numbers) if largest else min(numbers)
     listed = ", ".join(map(str, numbers))
     user = rng.choice(
-        (f"Which number is the {word}: {listed}?", f"Find the {word} of {listed}.",
-         f"What is the {word} of these numbers: {listed}?")
-    )  # fmt: skip
+        (
+            f"Which number is the {word}: {listed}?",
+            f"Find the {word} of {listed}.",
+            f"What is the {word} of these numbers: {listed}?",
+        )
+    )
     best, trail = numbers[0], [str(numbers[0])]
     for number in numbers[1:]:
         best = max(best, number) if largest else min(best, number)
@@ -191,19 +218,32 @@ def parity(rng: Random) -> Exchange:
 
 
 _UNITS = (
-    ("km", "m", 1000), ("kg", "g", 1000), ("m", "cm", 100), ("cm", "mm", 10), ("l", "ml", 1000),
-    ("hours", "minutes", 60), ("minutes", "seconds", 60), ("weeks", "days", 7), ("dozen", "pieces", 12),
-    ("days", "hours", 24), ("years", "months", 12), ("euros", "cents", 100),
-)  # fmt: skip
+    ("km", "m", 1000),
+    ("kg", "g", 1000),
+    ("m", "cm", 100),
+    ("cm", "mm", 10),
+    ("l", "ml", 1000),
+    ("hours", "minutes", 60),
+    ("minutes", "seconds", 60),
+    ("weeks", "days", 7),
+    ("dozen", "pieces", 12),
+    ("days", "hours", 24),
+    ("years", "months", 12),
+    ("euros", "cents", 100),
+)
 
 
 def conversion(rng: Random) -> Exchange:
     unit, small, factor = rng.choice(_UNITS)
     n = rng.randint(2, 99 if factor in (10, 100, 1000) else 9)
     user = rng.choice(
-        (f"How many {small} are {n} {unit}?", f"Convert {n} {unit} to {small}.",
-         f"{n} {unit} in {small}?", f"What is {n} {unit} in {small}?")
-    )  # fmt: skip
+        (
+            f"How many {small} are {n} {unit}?",
+            f"Convert {n} {unit} to {small}.",
+            f"{n} {unit} in {small}?",
+            f"What is {n} {unit} in {small}?",
+        )
+    )
     zeros = len(str(factor)) - 1
     round_factor = factor == 10**zeros
     product = f"{n} and {zeros} zeros: {n * factor}." if round_factor else multiply_work(factor, n)
@@ -262,7 +302,16 @@ def counting(rng: Random) -> Exchange:
     return plain("counting", key, user, ", ".join(map(str, values)), thought)
 
 
-TASKS = {
-    addition: 10, subtraction: 7, multiplication: 5, two_steps: 4, word_problem: 6, compare: 3,
-    sort_numbers: 3, parity: 1, conversion: 4, clock: 3, counting: 3,
-}  # fmt: skip
+TASKS: dict[Callable[[Random], Exchange], int] = {
+    addition: 10,
+    subtraction: 7,
+    multiplication: 5,
+    two_steps: 4,
+    word_problem: 6,
+    compare: 3,
+    sort_numbers: 3,
+    parity: 1,
+    conversion: 4,
+    clock: 3,
+    counting: 3,
+}

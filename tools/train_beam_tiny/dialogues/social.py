@@ -1,29 +1,69 @@
 """Small talk, who the assistant is, what a system message asks for, what the user said earlier."""
 
+from collections.abc import Callable
 from random import Random
 
 from .exchange import Exchange, Step, Thought, plain
 from .words import WORDS, made_up, person, thing
 
 _TALK = (
-    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hi there!", "Good morning!", "Hello there", "Good evening"),
-     "Hello! How can I help you?", "A greeting."),
-    (("How are you?", "How are you doing?", "How is it going?", "How are you today?"),
-     "I am fine, thank you. How can I help you?", "A friendly question."),
-    (("Thanks!", "Thank you.", "Thank you very much!", "Thanks a lot", "Great, thanks."),
-     "You are welcome!", "The user says thanks."),
-    (("Bye", "Goodbye!", "See you later.", "Bye bye!", "Good night!"),
-     "Goodbye!", "The user leaves."),
-    (("What can you do?", "What are you good at?", "Help", "How can you help me?", "What do you do?"),
-     "I can add small numbers, read lists, sort and spell words, and call tools.",
-     "A question about what I can do."),
-    (("Are you human?", "Are you a robot?", "Are you a person?", "Are you real?"),
-     "No, I am a small language model.", "A question about me."),
-    (("How big are you?", "How many parameters do you have?", "Are you a large model?"),
-     "I am small: about 5 million parameters.", "A question about my size."),
-    (("Tell me a joke.", "Tell me a joke", "Do you know a joke?", "Make me laugh."),
-     "Why did the small model cross the road? It had too few parameters to go around.", "A joke."),
-)  # fmt: skip
+    (
+        (
+            "Hello",
+            "Hello!",
+            "Hi",
+            "Hi!",
+            "Hey",
+            "Hi there!",
+            "Good morning!",
+            "Hello there",
+            "Good evening",
+        ),
+        "Hello! How can I help you?",
+        "A greeting.",
+    ),
+    (
+        ("How are you?", "How are you doing?", "How is it going?", "How are you today?"),
+        "I am fine, thank you. How can I help you?",
+        "A friendly question.",
+    ),
+    (
+        ("Thanks!", "Thank you.", "Thank you very much!", "Thanks a lot", "Great, thanks."),
+        "You are welcome!",
+        "The user says thanks.",
+    ),
+    (
+        ("Bye", "Goodbye!", "See you later.", "Bye bye!", "Good night!"),
+        "Goodbye!",
+        "The user leaves.",
+    ),
+    (
+        (
+            "What can you do?",
+            "What are you good at?",
+            "Help",
+            "How can you help me?",
+            "What do you do?",
+        ),
+        "I can add small numbers, read lists, sort and spell words, and call tools.",
+        "A question about what I can do.",
+    ),
+    (
+        ("Are you human?", "Are you a robot?", "Are you a person?", "Are you real?"),
+        "No, I am a small language model.",
+        "A question about me.",
+    ),
+    (
+        ("How big are you?", "How many parameters do you have?", "Are you a large model?"),
+        "I am small: about 5 million parameters.",
+        "A question about my size.",
+    ),
+    (
+        ("Tell me a joke.", "Tell me a joke", "Do you know a joke?", "Make me laugh."),
+        "Why did the small model cross the road? It had too few parameters to go around.",
+        "A joke.",
+    ),
+)
 _WHO = (
     "Who are you?",
     "What is your name?",
@@ -97,9 +137,11 @@ def secret(rng: Random) -> Exchange:
     what = rng.choice(
         ("password", "code word", "room number", "wifi password", "meeting point", "motto")
     )
-    value = str(rng.randint(100, 999)) if what == "room number" else (
-        thing(rng) if rng.random() < 0.5 else made_up(rng)
-    )  # fmt: skip
+    value = (
+        str(rng.randint(100, 999))
+        if what == "room number"
+        else (thing(rng) if rng.random() < 0.5 else made_up(rng))
+    )
     system = f"You are a helpful assistant. The {what} is {value}."
     user = rng.choice((f"What is the {what}?", f"Tell me the {what}.", f"I need the {what}."))
     step = Step(_thought(f"The system message says {value}."), f"The {what} is {value}.")
@@ -120,15 +162,26 @@ def memory(rng: Random) -> tuple[Exchange, Exchange]:
     )
     value = person(rng) if what.endswith(("name", "friend")) else rng.choice(WORDS)
     tell = plain(
-        "memory_tell", f"tell {what} {value}", f"My {what} is {value}.", f"Good to know: {value}.",
+        "memory_tell",
+        f"tell {what} {value}",
+        f"My {what} is {value}.",
+        f"Good to know: {value}.",
         _thought(f"The user tells me the {what}."),
-    )  # fmt: skip
+    )
     ask = plain(
-        "memory", f"recall {what} {value}",
+        "memory",
+        f"recall {what} {value}",
         rng.choice((f"What is my {what}?", f"Do you remember my {what}?")),
-        f"Your {what} is {value}.", _thought(f"The user said {value}."),
-    )  # fmt: skip
+        f"Your {what} is {value}.",
+        _thought(f"The user said {value}."),
+    )
     return tell, ask
 
 
-TASKS = {talk: 5, who: 2, introduce: 2, persona: 2, secret: 2}
+TASKS: dict[Callable[[Random], Exchange], int] = {
+    talk: 5,
+    who: 2,
+    introduce: 2,
+    persona: 2,
+    secret: 2,
+}

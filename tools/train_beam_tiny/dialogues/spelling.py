@@ -1,5 +1,6 @@
 """Tasks on words and letters: reversing, counting, sorting, repeating."""
 
+from collections.abc import Callable
 from random import Random
 
 from .exchange import Exchange, Thought, plain
@@ -15,9 +16,14 @@ def reverse(rng: Random) -> Exchange:
     word = _word(rng)
     back = word[::-1]
     user = rng.choice(
-        (f"Reverse the word {word}.", f"Spell {word} backwards.", f"Write \"{word}\" backwards.",
-         f"What is {word} in reverse?", f"Reverse: {word}")
-    )  # fmt: skip
+        (
+            f"Reverse the word {word}.",
+            f"Spell {word} backwards.",
+            f'Write "{word}" backwards.',
+            f"What is {word} in reverse?",
+            f"Reverse: {word}",
+        )
+    )
     thought = Thought(
         work=f"{word} is {'-'.join(word)}. Backwards: {'-'.join(back)}.",
         plan="I spell the word and read the letters from the end.",
@@ -44,9 +50,12 @@ def spell(rng: Random) -> Exchange:
 def word_length(rng: Random) -> Exchange:
     word = _word(rng)
     user = rng.choice(
-        (f"How many letters are in {word}?", f"How many letters does the word {word} have?",
-         f"Count the letters in \"{word}\".")
-    )  # fmt: skip
+        (
+            f"How many letters are in {word}?",
+            f"How many letters does the word {word} have?",
+            f'Count the letters in "{word}".',
+        )
+    )
     work = " ".join(f"{letter}{i}" for i, letter in enumerate(word, 1)) + "."
     thought = Thought(
         work=work,
@@ -67,9 +76,12 @@ def letter_count(rng: Random) -> Exchange:
         count += each == letter
         marks.append(f"{each}{count}" if each == letter else each)
     user = rng.choice(
-        (f"How many times does {letter} occur in {word}?", f"How many {letter} are in {word}?",
-         f"Count the letter {letter} in {word}.")
-    )  # fmt: skip
+        (
+            f"How many times does {letter} occur in {word}?",
+            f"How many {letter} are in {word}?",
+            f"Count the letter {letter} in {word}.",
+        )
+    )
     thought = Thought(
         work=" ".join(marks) + ".",
         plan=f"I spell {word} and number every {letter}.",
@@ -89,9 +101,12 @@ def sort_words(rng: Random) -> Exchange:
     ordered = sorted(chosen)
     listed = ", ".join(chosen)
     user = rng.choice(
-        (f"Sort these words: {listed}.", f"Sort alphabetically: {listed}.",
-         f"Put these words in alphabetical order: {listed}.")
-    )  # fmt: skip
+        (
+            f"Sort these words: {listed}.",
+            f"Sort alphabetically: {listed}.",
+            f"Put these words in alphabetical order: {listed}.",
+        )
+    )
     letters = " ".join(word[0] for word in chosen)
     thought = Thought(
         work=f"First letters: {letters}. In order: {' '.join(word[0] for word in ordered)}.",
@@ -150,9 +165,11 @@ def upper_case(rng: Random) -> Exchange:
 
 def join_words(rng: Random) -> Exchange:
     words = [rng.choice(WORDS) for _ in range(rng.randint(2, 4))]
-    user = f"Write one sentence: I like {' '.join(words)}." if len(words) == 1 else (
-        f"Say that you like these things: {', '.join(words)}."
-    )  # fmt: skip
+    user = (
+        f"Write one sentence: I like {' '.join(words)}."
+        if len(words) == 1
+        else (f"Say that you like these things: {', '.join(words)}.")
+    )
     thought = Thought(
         work="I list them in one sentence.",
         plan=f"There are {len(words)} things.",
@@ -174,7 +191,15 @@ def times(rng: Random) -> Exchange:
     return plain("times", f"times {word} {n}", user, ", ".join([word] * n), thought)
 
 
-TASKS = {
-    reverse: 6, spell: 2, word_length: 3, letter_count: 4, sort_words: 4, repeat: 2, nth_word: 2,
-    upper_case: 2, join_words: 1, times: 1,
-}  # fmt: skip
+TASKS: dict[Callable[[Random], Exchange], int] = {
+    reverse: 6,
+    spell: 2,
+    word_length: 3,
+    letter_count: 4,
+    sort_words: 4,
+    repeat: 2,
+    nth_word: 2,
+    upper_case: 2,
+    join_words: 1,
+    times: 1,
+}

@@ -1,12 +1,14 @@
-"""Exchanges with tools: one call, parallel calls, results told, no tool that fits, a value missing."""
+"""Exchanges with tools: one call, parallel calls, no tool that fits, a value missing."""
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from .exchange import Call, Exchange, Step, Thought
-from .tool_catalog import FAMILIES, invented
+from .tool_catalog import FAMILIES
 from .tool_family import Family, Tool, ask, concrete, draw, spoken, written
+from .tool_invented import invented
 from .words import joined
 
 
@@ -44,9 +46,11 @@ def _call_thought(tools: list[Tool], drawn: list[dict[str, Any]], calls: list[Ca
     if len(calls) == 1:
         work = f"I call {calls[0].name} with {_stated(calls[0])}."
     else:
-        work = f"I need {len(calls)} calls: " + "; ".join(
-            f"{call.name} {_stated(call)}" for call in calls
-        ) + "."  # fmt: skip
+        work = (
+            f"I need {len(calls)} calls: "
+            + "; ".join(f"{call.name} {_stated(call)}" for call in calls)
+            + "."
+        )
     return Thought(
         work=work,
         plan=f"The user wants what {names} can do.",
@@ -57,10 +61,11 @@ def _call_thought(tools: list[Tool], drawn: list[dict[str, Any]], calls: list[Ca
 
 def _result_thought(results: list[dict[str, Any]]) -> Thought:
     told = "; ".join(", ".join(spoken(value) for value in result.values()) for result in results)
+    calls = f"{len(results)} call{'s' if len(results) > 1 else ''}"
     return Thought(
         work=f"The tool says {told}.",
         plan="The result is there.",
-        check=f"Check: {len(results)} call{'s' if len(results) > 1 else ''}, {len(results)} answered.",
+        check=f"Check: {calls}, {len(results)} answered.",
         confirm="I tell the user what came back.",
     )
 
@@ -126,7 +131,9 @@ def parallel(rng: Random) -> Exchange:
         user = ask(template, drawn[0] | {key: listed}, "")
         return _exchange("parallel", user, [tool] * count, drawn, _schemas(rng, [tool]), rng)
     families = rng.sample(FAMILIES, 2)
-    tools, drawn, asks = [], [], []
+    tools: list[Tool] = []
+    asks: list[str] = []
+    drawn = []
     for family in families:
         tool = concrete(rng, family)
         while tool.name in [t.name for t in tools]:
@@ -174,4 +181,9 @@ def missing_value(rng: Random) -> Exchange:
     return Exchange("missing_value", f"missing {tool.name} {name}", user, (step,), schemas)
 
 
-TASKS = {single: 34, parallel: 12, no_tool: 6, missing_value: 4}
+TASKS: dict[Callable[[Random], Exchange], int] = {
+    single: 34,
+    parallel: 12,
+    no_tool: 6,
+    missing_value: 4,
+}

@@ -1,3 +1,5 @@
+# Word lists read best as running text.
+# ruff: noqa: SIM905
 """Word lists the generators draw from, and made-up names for what must be copied, not known."""
 
 from random import Random
@@ -58,8 +60,9 @@ OPPOSITES = dict(
     pair.split(":")
     for pair in (
         "hot:cold big:small fast:slow old:new up:down left:right open:closed day:night black:white "
-        "happy:sad rich:poor hard:soft high:low long:short light:dark wet:dry full:empty early:late "
-        "near:far clean:dirty strong:weak loud:quiet thick:thin true:false first:last in:out"
+        "happy:sad rich:poor hard:soft high:low long:short light:dark wet:dry full:empty "
+        "early:late near:far clean:dirty strong:weak loud:quiet thick:thin true:false "
+        "first:last in:out"
     ).split()
 )
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
@@ -69,10 +72,27 @@ MONTHS = (
 FRUITS = "apple pear plum banana cherry grape peach melon lemon orange".split()
 VEGETABLES = "carrot onion potato pepper cabbage spinach bean pea radish leek".split()
 TOPICS = (
-    "the sky", "black holes", "the ocean", "quantum physics", "football", "the stock market",
-    "philosophy", "dinosaurs", "ancient Rome", "volcanoes", "opera", "chess openings", "cooking",
-    "the moon landing", "bees", "electric cars", "poetry", "the brain", "medicine", "movies",
-)  # fmt: skip
+    "the sky",
+    "black holes",
+    "the ocean",
+    "quantum physics",
+    "football",
+    "the stock market",
+    "philosophy",
+    "dinosaurs",
+    "ancient Rome",
+    "volcanoes",
+    "opera",
+    "chess openings",
+    "cooking",
+    "the moon landing",
+    "bees",
+    "electric cars",
+    "poetry",
+    "the brain",
+    "medicine",
+    "movies",
+)
 
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl st tr".split()
 _VOWELS = "a e i o u".split()
