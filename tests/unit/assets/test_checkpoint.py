@@ -62,8 +62,10 @@ def test_held_out_dialogues_are_answered_right(
     model: BeamForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     short = sorted(held_out_dialogues(), key=lambda row: len(row["text"]) - len(row["prompt"]))
-    chosen = short[:96:6]
-    assert {"answer", "tool_calls"} == {key for row in chosen for key in row["expected"]}
+    answers = [row for row in short if "answer" in row["expected"]][::4][:10]
+    asked_for_calls = [row for row in short if "tool_calls" in row["expected"]][:6]
+    chosen = answers + asked_for_calls
+    assert len(chosen) == 16
     right = 0
     for row in chosen:
         inputs = tokenizer(row["prompt"], return_tensors="pt")
