@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BeamForCausalLM
 
 from . import corpus, evaluate, export, held_out
-from .dialogues.compose import dialogue
+from .dialogues.compose import CLOSED_KINDS, dialogue
 from .rendering import ASSETS, CHECKPOINT, Renderer
 from .train import load_weights
 
@@ -95,6 +95,9 @@ def card(report: dict[str, Any], log: list[dict[str, Any]], prose_tokens: int, s
         f"| {name} | {row['count']} | {row['parses']:.1%} | {row['right']:.1%} |"
         for name, row in report["by_kind"].items()
     )
+    apart = [row for name, row in report["by_kind"].items() if name not in CLOSED_KINDS]
+    open_count = sum(row["count"] for row in apart)
+    open_right = sum(row["right"] * row["count"] for row in apart) / open_count
     template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     return template.format(
         parameters=f"{size / 1e6:.2f}",
@@ -108,6 +111,10 @@ def card(report: dict[str, Any], log: list[dict[str, Any]], prose_tokens: int, s
         count=everything["count"],
         parses=f"{everything['parses']:.1%}",
         right=f"{everything['right']:.1%}",
+        closed=", ".join(sorted(CLOSED_KINDS)),
+        open_count=open_count,
+        open_right=f"{open_right:.1%}",
+        minutes=f"{last['seconds'] / 60:.1f}",
         efforts=efforts,
         kinds=kinds,
     )

@@ -89,7 +89,7 @@ def test_training_never_draws_a_held_out_content() -> None:
     rng = Random(11)
     for _ in range(300):
         drawn = compose._pick(rng, compose._ALL, held_out=False)
-        assert drawn.kind in compose._CLOSED_KINDS or not compose.is_held_out(drawn)
+        assert drawn.kind in compose.CLOSED_KINDS or not compose.is_held_out(drawn)
 
 
 def test_the_shipped_dialogues_are_the_held_out_ones() -> None:

@@ -27,7 +27,7 @@ _PLAIN: dict[Callable[[Random], Exchange], int] = {
 _ALL: dict[Callable[[Random], Exchange], int] = {**_PLAIN, **tool_use.TASKS}
 
 # Contents so few that all must be trained on: here only the wording around them is held out.
-_CLOSED_KINDS = frozenset(
+CLOSED_KINDS = frozenset(
     (
         "talk",
         "who",
@@ -45,7 +45,7 @@ _CLOSED_KINDS = frozenset(
 
 def is_held_out(exchange: Exchange) -> bool:
     """Whether this content (not its wording or names around it) is kept from training."""
-    if exchange.kind in _CLOSED_KINDS:
+    if exchange.kind in CLOSED_KINDS:
         return False
     digest = hashlib.sha256(exchange.key.encode()).digest()
     return digest[0] % _HELD_OUT_SHARE == 0
@@ -56,7 +56,7 @@ def _pick(rng: Random, tasks: dict[Callable[[Random], Exchange], int], held_out:
     task = rng.choices(list(tasks), weights=list(tasks.values()))[0]
     while True:
         exchange = task(rng)
-        if exchange.kind in _CLOSED_KINDS or is_held_out(exchange) == held_out:
+        if exchange.kind in CLOSED_KINDS or is_held_out(exchange) == held_out:
             return exchange
 
 
