@@ -60,12 +60,18 @@ def _cpu(
 
 
 def _attend(queries: torch.Tensor, kv: torch.Tensor, group: TileGroup) -> torch.Tensor:
-    """fp32 queries [n, kv_heads, group_size, D] -> results of the group's used rows in their order,
-    [used, kv_heads, group_size, D]."""
+    """fp32 queries [n, kv_heads, group_size, D] -> results of the group's tokens in their order,
+    [num_used, kv_heads, group_size, D].
+
+    The two products have whole tiles; everything between and behind is done for live rows alone,
+    which in generation are one of a tile.
+    """
     num_pairs = group.pair_q_tile.shape[0]
     q_tiles, rows = group.tokens.shape
     _, num_kv_heads, group_size, dim = queries.shape
     tall = rows * group_size
+    shape = (num_pairs, num_kv_heads, rows, group_size)
+    live = (group.live_pair, slice(None), group.live_row)
     picked = queries[group.tokens].transpose(1, 2).reshape(q_tiles, num_kv_heads, tall, dim)
     keys, values = _gather(kv, group)
     values[group.hole_pair, :, group.hole_row] = 0.0
@@ -73,21 +79,14 @@ def _attend(queries: torch.Tensor, kv: torch.Tensor, group: TileGroup) -> torch.
         picked.index_select(0, group.pair_q_tile).view(-1, tall, dim),
         keys.reshape(-1, KV_TILE, dim).transpose(1, 2),
     )
-    scores.view(num_pairs, num_kv_heads, rows, group_size, KV_TILE).masked_fill_(
-        group.hidden, -torch.inf
-    )
-    maximum = scores.amax(-1, keepdim=True).clamp_(min=_MASKED_MAX)
-    weights = scores.sub_(maximum).exp_()
+    seen = scores.view(*shape, KV_TILE)[live].masked_fill_(group.hidden, -torch.inf)
+    maximum = seen.amax(-1, keepdim=True).clamp_(min=_MASKED_MAX)
+    weights = seen.sub_(maximum).exp_()
     total = weights.sum(-1, keepdim=True)
-    out = torch.bmm(weights, values.view(-1, KV_TILE, dim))
-    shape = (num_pairs, num_kv_heads, tall)
-    total, out = _combine(
-        maximum.view(*shape, 1), total.view(*shape, 1), out.view(*shape, dim), group
-    )
-    total = total.view(q_tiles, num_kv_heads, rows, group_size, 1)
-    out = out.view(q_tiles, num_kv_heads, rows, group_size, dim)
-    used = (group.used_q_tile, slice(None), group.used_row)
-    return out[used].div_(total[used])
+    tiles = scores.zero_()
+    tiles.view(*shape, KV_TILE)[live] = weights
+    out = torch.bmm(tiles, values.view(-1, KV_TILE, dim)).view(*shape, dim)[live]
+    return _combine(maximum, total, out, group)
 
 
 def _gather(kv: torch.Tensor, group: TileGroup) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,24 +108,24 @@ def _gather(kv: torch.Tensor, group: TileGroup) -> tuple[torch.Tensor, torch.Ten
 
 def _combine(
     maximum: torch.Tensor, total: torch.Tensor, out: torch.Tensor, group: TileGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bring each pair to its query tile's common maximum and add them in order of position:
-    [pairs, ..] -> [q_tiles, ..]. Added one run after the other, so that absent tiles change
-    nothing, not even the order of a sum."""
-    q_tiles = group.run_lengths[0]
-    common = maximum[:q_tiles].clone()
+) -> torch.Tensor:
+    """Bring each live row to its query's common maximum and add them in order of position:
+    [live, kv_heads, group_size, D] -> [num_used, ..]. Added one run after the other, so that absent
+    tiles change nothing, not even the order of a sum."""
     ends = itertools.accumulate(group.run_lengths)
     runs = [slice(start, end) for start, end in itertools.pairwise(ends)]
+    common = maximum[: group.num_used].clone()
     for run in runs:
         prefix = common[: run.stop - run.start]
         torch.maximum(prefix, maximum[run], out=prefix)
-    factor = maximum.sub_(common.index_select(0, group.pair_q_tile)).exp_()
-    total.mul_(factor)
-    out.mul_(factor)
+    for run in (slice(0, group.num_used), *runs):
+        factor = maximum[run].sub_(common[: run.stop - run.start]).exp_()
+        total[run].mul_(factor)
+        out[run].mul_(factor)
     for run in runs:
         total[: run.stop - run.start].add_(total[run])
         out[: run.stop - run.start].add_(out[run])
-    return total[:q_tiles], out[:q_tiles]
+    return out[: group.num_used].div_(total[: group.num_used])
 
 
 def _fake(

@@ -27,13 +27,14 @@ class TileGroup:
 
     tokens: [q_tiles, rows] int64, token of each row (0 where the row is unused)
     pair_q_tile: [pairs] int64
-    run_lengths: pairs in each run
+    live_pair, live_row: [live] int64, rows of pairs that hold a query, in the pairs' order
+    run_lengths: live rows in each run
     blocks: [pairs, blocks_per_tile] int64
     part: [pairs] int64, which KV_TILE of the block, where blocks are larger than a tile
-    hidden: [pairs, 1, rows, 1, KV_TILE] bool, what the mask removes
+    hidden: [live, 1, 1, KV_TILE] bool, what the mask removes
     hole_pair, hole_row: [holes] int64, KV rows that no query of the tile sees and whose memory may
         hold anything
-    used_q_tile, used_row: [tokens of the group] int64
+    num_used: tokens of the group, the live rows of the first run
     """
 
     tokens: torch.Tensor
@@ -44,14 +45,15 @@ class TileGroup:
     hidden: torch.Tensor
     hole_pair: torch.Tensor
     hole_row: torch.Tensor
-    used_q_tile: torch.Tensor
-    used_row: torch.Tensor
+    live_pair: torch.Tensor
+    live_row: torch.Tensor
+    num_used: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All tile groups of a step. `order`: [num_tokens] int64, where each token's result is among
-    the groups' used rows, concatenated."""
+    the groups' results, concatenated."""
 
     groups: tuple[TileGroup, ...]
     order: torch.Tensor
@@ -89,7 +91,9 @@ def make_plan(
             chosen = by_work[start : start + size]
             groups.append(_group(tiles, chosen, block_table, tokens_per_block, window))
             start += size
-    computed = [g.tokens[g.used_q_tile, g.used_row] for g in groups]
+    computed = [
+        g.tokens[g.live_pair[: g.num_used], g.live_row[: g.num_used]] for g in groups
+    ]  # the first run's pairs are the query tiles themselves
     order = torch.cat(computed).argsort() if computed else torch.zeros(0, dtype=torch.int64)
     return Plan(tuple(groups), order)
 
@@ -145,18 +149,21 @@ def _group(
     absent = (blocks < 0).repeat_interleave(KV_TILE // blocks.shape[1], dim=1)
     assert not (absent & seen).any(), "a query of this step sees a block that the table lacks"
     hole_pair, hole_row = (~seen).nonzero(as_tuple=True)
-    used_q_tile, used_row = tiles.is_used[chosen].nonzero(as_tuple=True)
+    is_live = tiles.is_used[source]
+    live_pair, live_row = is_live.nonzero(as_tuple=True)
+    live_per_run = torch.bincount(pair_nth, is_live.sum(1)).long().tolist()
     return TileGroup(
         tokens=tiles.tokens[chosen],
         pair_q_tile=pair_q_tile,
-        run_lengths=runs.sum(1).tolist(),
+        run_lengths=live_per_run,
         blocks=blocks.clamp_(min=0),
         part=part,
-        hidden=~visible[:, None, :, None],
+        hidden=~visible[live_pair, live_row][:, None, None],
         hole_pair=hole_pair,
         hole_row=hole_row,
-        used_q_tile=used_q_tile,
-        used_row=used_row,
+        live_pair=live_pair,
+        live_row=live_row,
+        num_used=live_per_run[0],
     )
 
 
