@@ -14,10 +14,6 @@ from beam_trt_plugins.swiglu.op import activate
 Quantizer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(activations [tiles, ROWS, K], expert of each tile [tiles]) -> fp32 of the same shape."""
 
-_MAX_DENSE_EXPERTS = 64
-"""Up to so many experts a single tile of tokens goes through all of them in one batched product:
-cheaper than sorting, and empty experts cost only arithmetic."""
-
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -26,8 +22,8 @@ class Routing:
     rows: [n, k] int64, row of expert j (ascending index) of token i among all tiles' rows; one
         behind the last for experts of other ranks
     weights: fp32 [n, k] in the same order
-    tokens: [num_tiles * ROWS] int64, token in each row (0 in unused rows); None when every expert
-        has one tile holding all tokens in order
+    tokens: [num_tiles * ROWS] int64, token in each row (0 in unused rows); None when every tile
+        holds all tokens in order
     tiles: number of tiles of each local expert
     """
 
@@ -46,10 +42,8 @@ def route(
     weights = expert_weights.gather(1, order)
     local = experts - first_expert
     is_local = (local >= 0) & (local < num_experts)
-    if num_tokens <= ROWS and num_experts <= _MAX_DENSE_EXPERTS:
-        rows = local * ROWS + torch.arange(num_tokens)[:, None]
-        rows.masked_fill_(~is_local, num_experts * ROWS)
-        return Routing(rows, weights, None, [1] * num_experts)
+    if num_tokens <= ROWS:
+        return _route_one_tile(local, is_local, weights, num_experts)
     token, choice = is_local.nonzero(as_tuple=True)
     expert = local[token, choice]
     by_expert = expert.argsort(stable=True)
@@ -67,6 +61,20 @@ def route(
     return Routing(rows, weights, tokens, tiles.tolist())
 
 
+def _route_one_tile(
+    local: torch.Tensor, is_local: torch.Tensor, weights: torch.Tensor, num_experts: int
+) -> Routing:
+    """All tokens fit one tile, and each expert gets that tile: nothing to sort. Where most experts
+    cannot be hit only those that are get it; else all do, in one batched product."""
+    tiles = torch.ones(num_experts, dtype=torch.int64)
+    if 2 * local.numel() <= num_experts:
+        tiles = torch.bincount(local[is_local], minlength=num_experts).clamp_(max=1)
+    place = tiles.cumsum(0).sub_(1)
+    rows = place[local.clamp(0, num_experts - 1)] * ROWS + torch.arange(local.shape[0])[:, None]
+    rows.masked_fill_(~is_local, int(tiles.sum()) * ROWS)
+    return Routing(rows, weights, None, tiles.tolist())
+
+
 def run(
     x: torch.Tensor,
     routing: Routing,
@@ -81,13 +89,11 @@ def run(
     added in expert order: fp32 [n, H]. `inner_size` is I; `dtype`, x's own where None, is what
     gate_up and SwiGLU round to."""
     dtype = dtype or x.dtype
-    num_experts = gate_up_t.shape[0]
+    experts = torch.repeat_interleave(torch.tensor(routing.tiles))
     if routing.tokens is None:
-        tiles = pad_rows(x).expand(num_experts, ROWS, x.shape[1])
-        experts = torch.arange(num_experts)
+        tiles = pad_rows(x).expand(experts.shape[0], ROWS, x.shape[1])
     else:
         tiles = x.index_select(0, routing.tokens).view(-1, ROWS, x.shape[1])
-        experts = torch.repeat_interleave(torch.tensor(routing.tiles))
     gate_up = _multiply(quantize_x(tiles, experts), gate_up_t, routing)[..., : 2 * inner_size]
     inner = activate(gate_up.to(dtype)).to(dtype)
     rows = _multiply(quantize_inner(inner, experts), down_t, routing)
@@ -96,7 +102,7 @@ def run(
 
 def _multiply(tiles: torch.Tensor, weight_t: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Each tile [ROWS, K] times its expert's [K, N]: fp32 [tiles, ROWS, N]."""
-    if routing.tokens is None:
+    if all(count == 1 for count in routing.tiles):
         return torch.bmm(tiles, weight_t)
     out = torch.empty(tiles.shape[0], ROWS, weight_t.shape[2])
     start = 0
