@@ -56,8 +56,10 @@ class HttpClient:
         server refused, ServerError for everything else."""
         connection = self._connect(self._idle_timeout_s)
         try:
-            response = self._post(connection, UNARY_MODEL, "generate", request, streaming=False)
-            body = response.read()
+            with self._post(
+                connection, UNARY_MODEL, "generate", request, streaming=False
+            ) as response:
+                body = response.read()
         except _GONE as error:
             raise ServerError(f"{self.url}: the server went away ({_say(error)}).") from error
         finally:
@@ -73,18 +75,19 @@ class HttpClient:
         connection = self._connect(self._idle_timeout_s)
         pieces: list[Piece] = []
         try:
-            response = self._post(
+            # The response may own the socket, so closing the connection would not hang up.
+            with self._post(
                 connection, STREAMING_MODEL, "generate_stream", request, streaming=True
-            )
-            if response.status != 200:
-                raise self._refused(response.status, response.read())
-            for event in _events(response):
-                if "error" in event:
-                    raise stream_error(self.url, f"{event['error']}.", pieces)
-                pieces.append(piece_from_values(_values(event)))
-                yield pieces[-1]
-                if pieces[-1].ending is not None:
-                    return
+            ) as response:
+                if response.status != 200:
+                    raise self._refused(response.status, response.read())
+                for event in _events(response):
+                    if "error" in event:
+                        raise stream_error(self.url, f"{event['error']}.", pieces)
+                    pieces.append(piece_from_values(_values(event)))
+                    yield pieces[-1]
+                    if pieces[-1].ending is not None:
+                        return
         except TimeoutError as error:
             what = f"the server sent nothing for {self._idle_timeout_s:g} s."
             raise stream_error(self.url, what, pieces) from error

@@ -37,14 +37,13 @@ def kill_session(session: int, timeout_s: float = 5.0) -> list[int]:
     the pids that were killed."""
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        living = [info for info in session_members(session) if info.is_alive]
-        if not living:
-            break
+    while living := [info for info in session_members(session) if info.is_alive]:
         for info in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(info.pid, signal.SIGKILL)
             killed.add(info.pid)
+        if time.monotonic() >= deadline:
+            break
         time.sleep(0.02)
     return sorted(killed)
 
