@@ -14,7 +14,7 @@ ALLOWED = {
     "assets": {"errors", "config", "checkpoint"},
     "checkpoint": {"errors", "config"},
     "quantize": {"errors", "config", "assets", "checkpoint"},
-    "model": {"errors", "config", "checkpoint", "plugins"},
+    "model": {"errors", "config", "checkpoint", "engine.manifest", "plugins"},
     "engine": {"errors", "config", "assets", "checkpoint", "quantize", "model", "triton"},
     "runtime": {"errors", "config", "engine.manifest", "model", "plugins"},
     "serving": {"errors", "config", "engine.manifest", "runtime"},
