@@ -1,11 +1,10 @@
 """One engine of beam-tiny over two ranks, and one real tritonserver on it, for most tests here."""
 
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from triton_serving import MAX_TOKENS, TEXTS, server_options
 
 from beam_trt.config.build import BuildConfig
 from beam_trt.config.mapping import Mapping
@@ -14,39 +13,7 @@ from beam_trt.runtime.local import GenerationResult, generate
 from beam_trt.runtime.request import SamplingParams
 from beam_trt.serving.text import Tokenizer
 from beam_trt.triton.repository import write_repository
-from beam_trt.triton.server import ServerOptions, TritonServer
-
-MAX_TOKENS = 16
-TEXTS = (
-    "a",
-    "What is 17 + 25?",
-    "Grüße aus Zürich, 世界! \U0001f680",
-    "def add(a, b):\n    return a + b\n" * 6,
-    *(f"Request number {n} says: " + "one two three " * n for n in range(12)),
-)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on; all are held until all are known, so they differ."""
-    with ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
-        return ports
-
-
-def server_options(repository: Path, exit_timeout_s: int = 5) -> ServerOptions:
-    http_port, grpc_port, metrics_port = free_ports(3)
-    return ServerOptions(
-        repository,
-        http_port,
-        grpc_port,
-        metrics_port,
-        exit_timeout_s=exit_timeout_s,
-        ready_timeout_s=180,
-    )
+from beam_trt.triton.server import TritonServer
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
-from conftest import MAX_TOKENS, TEXTS
+from triton_serving import MAX_TOKENS, TEXTS
 
 from beam_trt.runtime.local import GenerationResult
 from beam_trt.triton.server import TritonServer

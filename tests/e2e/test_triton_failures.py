@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from conftest import server_options
 from fake_engine_host import fake_python
+from triton_serving import server_options
 
 from beam_trt.client.connect import connect
 from beam_trt.client.stream import StreamError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MAX_TOKENS, TEXTS
+from triton_serving import MAX_TOKENS, TEXTS
 
 from beam_trt.client.connect import Client, connect
 from beam_trt.client.grpc import AsyncGrpcClient

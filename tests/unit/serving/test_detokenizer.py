@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
@@ -22,6 +22,7 @@ def pieces_of(token_ids: list[int], **options: object) -> tuple[list[str], Incre
     return [*pieces, detokenizer.finish()], detokenizer
 
 
+@settings(deadline=None)
 @given(
     # Single bytes are mostly broken UTF-8, words are whole, special tokens lie between.
     st.lists(st.one_of(st.sampled_from(BYTES), st.integers(0, VOCAB - 1)), max_size=60),
@@ -34,6 +35,7 @@ def test_pieces_join_to_what_transformers_decodes(token_ids: list[int], skip: bo
     assert tiny_tokenizer().decode(token_ids, skip_special_tokens=skip) == whole
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_valid_text_never_shows_half_a_character(text: str) -> None:
     token_ids = list(text.encode())
@@ -56,6 +58,7 @@ def test_ids_that_only_pad_the_vocabulary_have_no_text() -> None:
     assert "".join(pieces) == ""
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_stop_string_cuts_at_the_same_place_however_tokens_fall(data: st.DataObject) -> None:
     text = data.draw(st.text("ab<|é世", max_size=30))

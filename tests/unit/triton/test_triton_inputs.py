@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_trt.errors import RequestError
@@ -45,6 +45,7 @@ prompts = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(prompts, samplings, st.lists(st.text(min_size=1), max_size=2).map(tuple), st.booleans())
 def test_the_model_reads_what_a_client_writes(
     prompt: dict[str, object],

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_chat, tiny_tokenizer
 
@@ -121,6 +121,7 @@ def test_an_answer_given_twice_is_kept_twice() -> None:
     assert tiny_chat().parse(text, PROMPT).content == "It is  sunny.\n\nIt is  sunny."
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*RESPONSES.values(), " ", "\n", "é", "<|"]), max_size=6))
 def test_deltas_join_to_the_message_for_any_text(parts: list[str]) -> None:
     text = "".join(parts)
@@ -178,5 +179,5 @@ def test_bad_chats_say_what_is_wrong(name: str) -> None:
 
 def test_what_the_template_refuses_is_a_request_error() -> None:
     request = ChatRequest(({"role": "narrator", "content": "hi"},))
-    with pytest.raises(RequestError, match="chat template .* refused them: unknown role narrator"):
+    with pytest.raises(RequestError, match=r"chat template .* refused them: unknown role narrator"):
         tiny_chat().render(request)
