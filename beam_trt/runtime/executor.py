@@ -127,7 +127,7 @@ class Executor:
         outputs: list[RequestOutput] = []
         try:
             outputs += self._take_changes()
-            outputs += self._run(self.scheduler.schedule())
+            outputs += self._run_step()
         except Exception as error:  # noqa: BLE001  whatever broke, every request gets an answer
             outputs += self._fail(error, outputs)
         self._deliver(outputs)
@@ -198,16 +198,13 @@ class Executor:
                 if self._closing or self._failure is not None:
                     return
                 idle = not (self._new or self._cancelled or self._active)
-            if idle:
-                self._check_session()
-            else:
-                self.step()
-
-    def _check_session(self) -> None:
-        try:
-            self.session.check()
-        except Exception as error:  # noqa: BLE001  see step
-            self._deliver(self._fail(error))
+            try:
+                if idle:
+                    self.session.check()
+                else:
+                    self.step()
+            except Exception as error:  # noqa: BLE001  see step
+                self._deliver(self._fail(error))
 
     def _take_changes(self) -> list[RequestOutput]:
         with self._wake:
@@ -226,11 +223,12 @@ class Executor:
                 outputs.append(opened_now.end("cancelled"))
         return outputs
 
-    def _run(self, plan: StepPlan) -> list[RequestOutput]:
+    def _run_step(self) -> list[RequestOutput]:
+        began = time.perf_counter_ns()
+        plan = self.scheduler.schedule()
         if plan.is_empty:
             self._record(plan, (0, 0, 0))
             return []
-        began = time.perf_counter_ns()
         now = time.time_ns()
         for request_id in plan.admitted:
             self._active[request_id].first_scheduled = now

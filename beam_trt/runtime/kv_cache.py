@@ -71,6 +71,8 @@ class Lifetime:
     def extend(self, sequence_id: str, num_tokens: int) -> None:
         """Hold blocks for the first `num_tokens` of the sequence, freed ones aside."""
         table = self.tables[sequence_id]
+        if len(table.blocks) * self._tokens_per_block >= num_tokens:
+            return
         unclaimed = self._unclaimed(table)
         while len(table.blocks) * self._tokens_per_block < num_tokens:
             table.blocks.append(self.pool.allocate())
@@ -82,13 +84,15 @@ class Lifetime:
         if self.window is None:
             return
         table = self.tables[sequence_id]
-        first_visible = max(0, num_cached - self.window + 1)
+        first_visible = num_cached - self.window + 1
         first_held = min(first_visible // self._tokens_per_block, len(table.blocks))
+        if first_held <= table.first_held:
+            return
         unclaimed = self._unclaimed(table)
         for idx in range(table.first_held, first_held):
             self.pool.release(table.blocks[idx])
             table.blocks[idx] = -1
-        table.first_held = max(table.first_held, first_held)
+        table.first_held = first_held
         self._num_unclaimed += self._unclaimed(table) - unclaimed
 
     def release(self, sequence_id: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, get_args
 
-from beam_trt.errors import BeamTrtError, EngineError
+from beam_trt.errors import BeamTrtError
 from beam_trt.runtime.session import RankLost
 
 Collectives = Literal["shared_memory", "gloo"]
@@ -58,7 +58,7 @@ class RankProcesses:
     def __init__(self, ranks: Sequence[RankArguments]) -> None:
         self._ranks = ranks
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._error: Exception | None = None
+        self._error: OSError | None = None
         self._closing = threading.Event()
         started = threading.Event()
         self._thread = threading.Thread(
@@ -66,12 +66,11 @@ class RankProcesses:
         )
         self._thread.start()
         started.wait()
-        if self._error is not None:
-            self.close()
-            raise EngineError(f"the ranks' processes cannot be started: {self._error}.")
 
     def describe_lost(self) -> str | None:
         """Which ranks are gone and how they ended, None while all live."""
+        if self._error is not None:
+            return f"the ranks' processes cannot be started: {self._error}"
         lost = [
             f"rank {rank} (process {process.pid}) {_ending(process.returncode)}"
             for rank, process in self._processes.items()

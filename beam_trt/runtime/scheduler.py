@@ -151,9 +151,11 @@ class Scheduler:
 
     def _take(self, sequence: _Sequence, budget: int) -> ScheduledRequest:
         pending = sequence.num_tokens - sequence.num_cached
-        most = self.kv_cache.most_tokens(sequence.request_id, sequence.num_cached)
-        num_tokens = min(pending, budget, most)
-        assert num_tokens > 0, f"{sequence}: {pending=} {budget=} {most=}"
+        num_tokens = min(pending, budget)
+        if num_tokens > 1:  # one is always possible
+            most = self.kv_cache.most_tokens(sequence.request_id, sequence.num_cached)
+            num_tokens = min(num_tokens, most)
+        assert num_tokens > 0, f"{sequence}: {pending=} {budget=}"
         self.kv_cache.extend(sequence.request_id, sequence.num_cached + num_tokens)
         return ScheduledRequest(
             sequence.request_id,

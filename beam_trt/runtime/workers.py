@@ -50,7 +50,8 @@ def open_session(
     `collectives` says how ranks exchange partial sums; results are the same bits. "gloo" is
     torch.distributed over loopback; "shared_memory" needs no socket and is many times faster where
     ranks outnumber cores. Raises EngineError when the engine is damaged, was built for another rank
-    count or machine, or a rank fails to start. Holds the weights' mapped files and the KV pools.
+    count or machine, or a rank fails to start. Holds the weights' mapped files and the KV pools;
+    sets torch's number of threads for this whole process.
     """
     engine = EngineConfig.load(engine_dir)
     engine.check_start(num_ranks=num_ranks)

@@ -289,3 +289,29 @@ def test_stats_add_up() -> None:
     assert stats.total_generated_tokens == 12
     assert stats.iteration == case.session.num_steps
     assert stats.to_dict()["step_us"] == stats.step_us
+
+
+def test_a_step_listener_that_raises_leaves_no_request_open() -> None:
+    case = Case.build()
+    calls: list[int] = []
+
+    def broken() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("listener")
+
+    case.executor.on_step_end = broken
+    ended = threading.Event()
+    outputs: list[RequestOutput] = []
+
+    def sink(output: RequestOutput) -> None:
+        outputs.append(output)
+        if output.is_last:
+            ended.set()
+
+    case.executor.start()
+    case.executor.submit(Request("a", prompt_of(3), SamplingParams(max_tokens=50)), sink)
+    assert ended.wait(60)
+    assert "listener" in str(outputs[-1].error)
+    assert not case.executor.health().healthy
+    case.executor.close()
