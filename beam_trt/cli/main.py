@@ -26,8 +26,12 @@ COMMANDS = {
 """Every command there can be, with its line in `--help`; those whose module exists are offered."""
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT. Commands say where they stand."""
+
+
 class BeamGroup(click.Group):
-    """Imports a command's module on first use and maps BeamTrtError to exit code 1."""
+    """Imports a command's module on first use and maps errors to exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
@@ -48,6 +52,8 @@ class BeamGroup(click.Group):
             return super().invoke(ctx)
         except BeamTrtError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _module(command: str) -> str:

@@ -100,7 +100,7 @@ def quantize(
             )
     except KeyboardInterrupt:
         console.print(f"Stopped {bar.standing}. {out_dir} was not written; start again at will.")
-        click.get_current_context().exit(130)
+        raise
     for warning in report.warnings:
         console.print(f"warning: {warning}")
     if as_json:

@@ -39,7 +39,7 @@ def layer_prefix(layer_idx: int) -> str:
 def engine_tensors(
     config: ModelConfig, quant: QuantConfig, mapping: Mapping
 ) -> Iterator[TensorSpec]:
-    """Every tensor in `rank{N}.safetensors`, in file order.
+    """Every tensor in `rank{N}.safetensors`.
 
     With D head_dim, q/kv the local heads, H hidden, F/I the local dense/expert intermediate, E the
     local experts, V the local vocabulary:

@@ -6,6 +6,7 @@ compressed-tensors' own.
 """
 
 from collections.abc import Callable
+from types import MethodType
 
 import torch
 from beam_trt_plugins.projection import activations, reference
@@ -39,7 +40,7 @@ def fake_quantized(
             _replace(getattr(attention, name), part, quantizer)
         _replace(attention.o_proj, *_linear(weights, f"{at}attention.o", precision))
         if isinstance(getattr(layer.mlp, "experts", None), BeamExperts):
-            _replace_experts(layer.mlp.experts, weights, f"{at}moe", precision)
+            replace_experts(layer.mlp.experts, weights, f"{at}moe", precision)
         else:
             matrix, quantizer = _linear(weights, f"{at}mlp.gate_up", precision)
             for linear, part in zip(
@@ -66,14 +67,14 @@ def _replace(linear: torch.nn.Linear, weight: torch.Tensor, quantizer: Quantizer
     linear.forward = lambda x: functional.linear(quantizer(x), weight).to(x.dtype)
 
 
-def _replace_experts(
+def replace_experts(
     experts: BeamExperts, weights: dict[str, torch.Tensor], name: str, precision: Precision
 ) -> None:
     gate_up, quantize_x = _linear(weights, f"{name}.gate_up", precision)
     down, quantize_inner = _linear(weights, f"{name}.down", precision)
 
     def forward(
-        x: torch.Tensor, expert_idx: torch.Tensor, expert_weights: torch.Tensor
+        _: BeamExperts, x: torch.Tensor, expert_idx: torch.Tensor, expert_weights: torch.Tensor
     ) -> torch.Tensor:
         out = torch.zeros_like(x)
         quantized = quantize_x(x)
@@ -86,4 +87,4 @@ def _replace_experts(
             out.index_add_(0, token, (row * expert_weights[token, choice, None]).to(x.dtype))
         return out
 
-    experts.forward = forward
+    experts.forward = MethodType(forward, experts)
