@@ -28,6 +28,9 @@ def fake_python(folder: Path) -> Path:
 
 
 class Connection:
+    num_open = 0
+    counting = threading.Lock()
+
     def __init__(self, connection: socket.socket, engine_dir: str) -> None:
         self.socket = connection
         self.lock = threading.Lock()
@@ -48,9 +51,20 @@ class Connection:
             elif message["op"] == "cancel":
                 self.cancelled.add(message["request_id"])
             else:
-                self.send({"op": "reply", "number": message["number"], "value": {"healthy": True}})
+                idle = not Connection.num_open
+                value = {"healthy": True, "idle": idle, "reason": None, "seconds_in_step": 0.0}
+                self.send({"op": "reply", "number": message["number"], "value": value})
 
     def generate(self, request: Request) -> None:
+        with self.counting:
+            Connection.num_open += 1
+        try:
+            self.repeat(request)
+        finally:
+            with self.counting:
+                Connection.num_open -= 1
+
+    def repeat(self, request: Request) -> None:
         arrival = time.time_ns()
         for n in range(1, request.sampling.max_tokens + 1):
             time.sleep(STEP_S)

@@ -36,6 +36,9 @@ _OPTIONS = [
 # server; without, it would send the message alone.
 _METADATA = (("triton_grpc_error", "true"),)
 _READY_TIMEOUT_S = 5.0
+# A stream that has its ending waits this long for the server to close it too. Hanging up at that
+# very moment makes tritonserver 2.51 keep the request for ever, and its exit then waits in vain.
+_GOODBYE_S = 1.0
 
 
 class GrpcClient:
@@ -105,6 +108,8 @@ class GrpcClient:
                     raise _to_error(self.url, item, pieces) from item
                 piece = _next_piece(self.url, item, pieces)
                 pieces.append(piece)
+                if piece.ending is not None:
+                    reader.join(_GOODBYE_S)
                 yield piece
         finally:
             call.cancel()
@@ -163,6 +168,9 @@ class AsyncGrpcClient:
                     raise _to_error(self.url, error, pieces) from error
                 piece = _next_piece(self.url, None if item is grpc.aio.EOF else item, pieces)
                 pieces.append(piece)
+                if piece.ending is not None:
+                    with suppress(TimeoutError, grpc.RpcError):
+                        await asyncio.wait_for(call.read(), _GOODBYE_S)
                 yield piece
         finally:
             call.cancel()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_trt.errors import ServerError
+from beam_trt.runtime.host_client import EngineClient
 from beam_trt.triton.engine_host import ENGINE_SOCKET, PYTHON_VARIABLE, RUN_DIR_VARIABLE
 from beam_trt.triton.installation import Installation
 from beam_trt.triton.ports import check_port_free
@@ -33,6 +34,7 @@ _LOG_LINES = 200
 _TAIL_LINES = 25
 _POLL_S = 0.1
 _KILL_MARGIN_S = 3.0
+_IDLE_GRACE_S = 5.0
 _WATCH_S = 0.5
 _RESTRICTED = "model-repository,shared-memory,trace,logging"
 _ADMIN_HEADER = "beam-trt-admin"
@@ -254,9 +256,25 @@ class TritonServer:
             self._run_dir = None
 
     def _wait_for_end(self, process: "subprocess.Popen[str]") -> None:
-        deadline = time.monotonic() + self.options.exit_timeout_s + _KILL_MARGIN_S
-        while process.poll() is None and time.monotonic() < deadline and not self._hurry:
+        """Until the server has ended, its time is up, or nothing has been open for a while:
+        tritonserver can forget that a stream has ended when its client hung up just then."""
+        now = last_open = time.monotonic()
+        deadline = now + self.options.exit_timeout_s + _KILL_MARGIN_S
+        while process.poll() is None and now < deadline and not self._hurry:
             time.sleep(_POLL_S)
+            now = time.monotonic()
+            if self._has_open_requests():
+                last_open = now
+            elif now - last_open > _IDLE_GRACE_S:
+                return
+
+    def _has_open_requests(self) -> bool:
+        """Whether the engine host says so; one that is gone has none."""
+        try:
+            with EngineClient(self.engine_socket) as engine:
+                return not engine.ping()["idle"]
+        except ServerError:
+            return False
 
     def log_tail(self) -> str:
         """The last lines of the server's log, without the tables it prints."""

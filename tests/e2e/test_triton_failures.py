@@ -1,6 +1,7 @@
 """Starting, stopping and dying: the real tritonserver over a fake engine host, which starts fast
 and can be killed at will. Nothing may hang, and nothing may be left behind."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,7 +20,9 @@ import pytest
 from fake_engine_host import fake_python
 from triton_serving import server_options
 
+from beam_trt.client import grpc as grpc_client
 from beam_trt.client.connect import connect
+from beam_trt.client.grpc import AsyncGrpcClient
 from beam_trt.client.stream import StreamError
 from beam_trt.errors import ServerError
 from beam_trt.runtime.request import SamplingParams
@@ -96,6 +100,31 @@ def test_a_stop_leaves_nothing_though_a_stream_is_open(options: ServerOptions) -
     assert_nothing_left(server, run_dir)
     with pytest.raises(StreamError, match=r"after \d+ tokens; the text so far is kept"):
         list(stream)
+
+
+def test_streams_that_tritonserver_forgot_do_not_hold_up_a_stop(
+    options: ServerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that hangs up the moment its answer is complete leaves tritonserver 2.51 waiting for
+    that request until its exit timeout."""
+    monkeypatch.setattr(grpc_client, "_GOODBYE_S", 0.0)
+    patient = replace(options, exit_timeout_s=300)
+
+    async def hang_up_early(server: TritonServer) -> None:
+        async with AsyncGrpcClient(server.grpc_url.removeprefix("grpc://")) as client:
+
+            async def one() -> None:
+                async for _ in client.stream(SHORT):
+                    pass
+
+            await asyncio.gather(*(one() for _ in range(32)))
+
+    began = time.monotonic()
+    with TritonServer(patient) as server:
+        run_dir = server.engine_socket.parent
+        asyncio.run(hang_up_early(server))
+    assert time.monotonic() - began < patient.exit_timeout_s
+    assert_nothing_left(server, run_dir)
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
