@@ -98,9 +98,7 @@ def convert() -> None:
 
 def verify() -> None:
     """Each engine against transformers' own BeamForCausalLM on held-out text."""
-    table = Table(
-        "engine", "KL nats", "top-1 agreement", "perplexity", "transformers bf16", box=None
-    )
+    table = Table("engine", "KL nats", "top-1 agreement", "perplexity", "of transformers", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for precision in PRECISIONS:
@@ -143,7 +141,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=60)
         out.print(f"stopped with exit code {code} after {time.perf_counter() - began:.1f} s")
-        left = [p.name for p in Path("/dev/shm").iterdir() if "beam" in p.name]
+        left = [p.name for p in Path("/dev/shm").glob(f"beam_trt_{self.process.pid}_*")]
         if code or left:
             out.print(f"[red]not a clean stop: exit code {code}, shared memory {left}[/]")
             sys.exit(1)
@@ -152,7 +150,8 @@ class Server:
 def chat(url: str) -> None:
     """One answer with its reasoning, and one typed tool call, parsed."""
     answer = run("generate", QUESTION, "--url", url, "--effort", "high")
-    out.print(Text(f"  reasoning  {answer['reasoning']}", style="dim"))
+    reasoning = answer["reasoning"].replace("\n", "\n" + " " * 13)
+    out.print(Text(f"  reasoning  {reasoning}", style="dim"))
     out.print(f"  answer     [bold]{answer['text']}[/]")
     (RUN / "tools.json").write_text(json.dumps(TOOLS), encoding="utf-8")
     answer = run("generate", TOOL_REQUEST, "--url", url, "--tools", "tools.json")
