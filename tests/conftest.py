@@ -1,6 +1,11 @@
 """What all tests share: quiet libraries, few threads, and fixtures that build once a session."""
 
 import os
+import signal
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that; tests that press
+# Ctrl-C need it to arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Must be set before torch and the tokenizers library are imported.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -243,12 +243,14 @@ class TritonServer:
         self._stopping = True
         process = self._process
         if process is not None:
-            if process.poll() is None:
-                process.terminate()
-                self._wait_for_end(process)
-            # Stubs that lost their server ignore SIGTERM.
-            kill_session(process.pid)
-            process.wait()
+            try:
+                if process.poll() is None:
+                    process.terminate()
+                    self._wait_for_end(process)
+            finally:
+                # Stubs that lost their server ignore SIGTERM.
+                kill_session(process.pid)
+                process.wait()
         for entry in _SHM.glob(f"{self._shm_prefix}*"):
             entry.unlink(missing_ok=True)
         if self._run_dir is not None:
