@@ -2,6 +2,9 @@
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; tests that press
 # Ctrl-C need it to arrive.
@@ -11,10 +14,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-from pathlib import Path
-
-import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
