@@ -24,10 +24,11 @@ from beam_trt.checkpoint.writer import DEFAULT_SHARD_BYTES, ShardWriter
 from beam_trt.config.quant import Precision, QuantConfig
 from beam_trt.config.tensors import TensorSpec
 from beam_trt.errors import CheckpointError, ConfigError
-from beam_trt.quantize import primitives
+from beam_trt.quantize import nvfp4_kernel, primitives
 from beam_trt.quantize.calibrate import LayerCalibration
 from beam_trt.quantize.journal import Journal
 from beam_trt.quantize.metadata import hf_quant_config, quantization_config
+from beam_trt.quantize.nvfp4_kernel import QuantizeBlocks
 from beam_trt.quantize.primitives import Fp8Matrix, Nvfp4Matrix
 from beam_trt.quantize.report import LayerReport, Report, bytes_by_part
 from beam_trt.quantize.resume import Resumption, run_settings
@@ -136,10 +137,10 @@ class _Error:
 
     def add(self, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix) -> None:
         for part in primitives.row_tiles(weight):
-            values = weight[part].float()
-            difference = matrix.rows(part).dequantize() - values
-            self.difference += float(difference.square().sum(dtype=torch.float64))
-            self.weight += float(values.square().sum(dtype=torch.float64))
+            values = weight[part].float().flatten()
+            difference = matrix.rows(part).dequantize().flatten() - values
+            self.difference += float(difference.dot(difference))
+            self.weight += float(values.dot(values))
 
     def merge(self, other: "_Error") -> None:
         self.difference += other.difference
@@ -170,6 +171,7 @@ class _Job:
         self.writer.on_shard = self._record
         self.num_reused = len(self.journal.shards)
         self.errors = dict(self.journal.errors)
+        self._kernel = self._choose_kernel()
 
     def convert(self, calibrated: Iterator[LayerCalibration] | None) -> list[LayerReport]:
         """Write every tensor that no earlier run finished; `calibrated` yields the layers in order,
@@ -202,6 +204,15 @@ class _Job:
         self._copy(names.LM_HEAD, dtypes)
         self._report(None)
         return layers
+
+    def _choose_kernel(self) -> QuantizeBlocks:
+        """The NVFP4 kernel for this checkpoint's size; a note where it could be faster."""
+        if self.quant.precision is not Precision.NVFP4:
+            return nvfp4_kernel.quantize_blocks
+        kernel = nvfp4_kernel.choose_kernel(self.reader.index.num_bytes)
+        if kernel.note is not None:
+            self.notes.append(kernel.note)
+        return kernel.quantize_blocks
 
     def _layer_error(self, layer_idx: int) -> _Error:
         """The sum over the layer's quantized linears, in the same order whoever quantized them."""
@@ -249,13 +260,14 @@ class _Job:
     def _group_weights(self, group: LinearGroup) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The group's matrices in bf16, and their largest magnitude."""
         weights = [self._read(linear.weight).to(torch.bfloat16) for linear in group.linears]
-        for linear, weight in zip(group.linears, weights, strict=True):
-            if not weight.isfinite().all():
+        largest = [primitives.amax([weight]) for weight in weights]
+        for linear, found in zip(group.linears, largest, strict=True):
+            if not found.isfinite():
                 raise CheckpointError(
                     f"{self.reader.index.folder}: {linear.weight}: expected finite weights, found "
                     "NaN or infinity. The checkpoint is damaged: fetch it again."
                 )
-        return weights, primitives.amax(weights)
+        return weights, torch.stack(largest).amax()
 
     def _nvfp4(self, group: LinearGroup, input_scale: torch.Tensor) -> None:
         if self._is_group_done(group, NVFP4_PARTS):
@@ -263,7 +275,7 @@ class _Job:
         weights, largest = self._group_weights(group)
         scale_2 = primitives.nvfp4_scale(largest)
         for linear, weight in zip(group.linears, weights, strict=True):
-            matrix = primitives.quantize_nvfp4(weight, scale_2)
+            matrix = primitives.quantize_nvfp4(weight, scale_2, self._kernel)
             self._add_error(linear, weight, matrix)
             self._write(f"{linear.name}.weight", matrix.weight)
             self._write(f"{linear.name}.weight_scale", matrix.weight_scale)
