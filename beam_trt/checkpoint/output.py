@@ -16,6 +16,7 @@ from pathlib import Path
 from beam_trt.errors import OutputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_RESULT, _PUBLISHING = "result", "publishing"
 
 
 def prepare_output(path: Path) -> Path:
@@ -27,7 +28,7 @@ def prepare_output(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path}: expected a folder or nothing, found a file. Give another path.")
     try:
-        found = _entries(path) if path.is_dir() else []
+        found = _entries(path) if path.is_dir() and not _is_half_published(path) else []
     except OSError as error:
         raise output_error(path, error) from error
     if found:
@@ -87,7 +88,7 @@ def resumable_output(path: Path) -> Iterator[ResumableFolder]:
     """
     path = prepare_output(path)
     work = partial_folder(path)
-    folder = ResumableFolder(work, work / "result")
+    folder = ResumableFolder(work, work / _RESULT)
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,12 +97,16 @@ def resumable_output(path: Path) -> Iterator[ResumableFolder]:
     try:
         _lock(work, lock)
         try:
+            if _is_half_published(path):
+                _take_back(path)
             if not folder.result.is_dir():
                 # New, or killed after the result had moved to its place: nothing to continue.
                 _clear(work)
                 folder.result.mkdir()
             yield folder
             _sync(folder.result)
+            if os.path.ismount(path):
+                (work / _PUBLISHING).touch()
             _publish(folder.result, path)
             shutil.rmtree(work)
         except BaseException as error:
@@ -188,6 +193,19 @@ def _publish(partial: Path, path: Path) -> None:
     for entry in sorted(partial.iterdir(), key=lambda p: p.name == "config.json"):
         entry.rename(path / entry.name)
     partial.rmdir()
+
+
+def _is_half_published(path: Path) -> bool:
+    """Whether a killed run was moving its result, file by file, into the mount point `path`."""
+    work = partial_folder(path)
+    return work.parent == path and (work / _PUBLISHING).exists() and (work / _RESULT).is_dir()
+
+
+def _take_back(path: Path) -> None:
+    work = partial_folder(path)
+    for name in _entries(path):
+        (path / name).rename(work / _RESULT / name)
+    (work / _PUBLISHING).unlink()
 
 
 def _is_ours(error: OSError, partial: Path) -> bool:

@@ -33,7 +33,11 @@ class TensorFileWriter:
         header, self._places = layout(specs)
         self._left = set(self._specs)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        _write_at(self._descriptor, memoryview(header), 0)
+        try:
+            _write_at(self._descriptor, memoryview(header), 0)
+        except OSError:
+            self.abandon()
+            raise
 
     @property
     def is_complete(self) -> bool:

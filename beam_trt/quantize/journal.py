@@ -47,9 +47,13 @@ class Journal:
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         os.ftruncate(self._descriptor, whole_bytes)
         os.lseek(self._descriptor, 0, os.SEEK_END)
-        self.is_new = not lines
-        if self.is_new:
-            self._append({"kind": "begun", "settings": dict(settings)})
+        if not lines:
+            try:
+                self._append({"kind": "begun", "settings": dict(settings)})
+            except OSError:
+                self.close()
+                self.path.unlink()
+                raise
 
     @property
     def is_empty(self) -> bool:

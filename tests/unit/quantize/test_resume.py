@@ -246,6 +246,40 @@ def test_output_on_a_mount_point(source: Path, tmp_path: Path, small_disk: Path)
     assert contents(small_disk) == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("num_moved", [0, 1, 5])
+def test_stopped_while_files_move_into_a_mount_point(
+    source: Path,
+    tmp_path: Path,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_moved: int,
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=5m", str(small_disk)], check=True)
+    run(source, tmp_path / "whole", FP8, None)
+    rename, moved = Path.rename, []
+
+    def limited(self: Path, target: Path) -> Path:
+        if len(moved) == num_moved:
+            raise KeyboardInterrupt
+        moved.append(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", limited)
+    with pytest.raises(KeyboardInterrupt):
+        run(source, small_disk, FP8, None)
+    monkeypatch.setattr(Path, "rename", rename)
+    assert len(list(small_disk.iterdir())) == num_moved + 1
+    run(source, small_disk, FP8, None)
+    assert contents(small_disk) == contents(tmp_path / "whole")
+
+
+def test_disk_too_small_for_anything(source: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=8k", str(small_disk)], check=True)
+    with pytest.raises(OutputError, match="nothing half-written was left"):
+        run(source, small_disk / "out", FP8, None)
+    assert list(small_disk.iterdir()) == []
+
+
 def test_killed_after_the_result_had_moved(source: Path, tmp_path: Path) -> None:
     """Only the journal is left: it must not make a later run believe in shards."""
     work = stop_run(source, tmp_path / "out", FP8, None, 0.5)
