@@ -6,7 +6,7 @@ goes straight to its place. Meant for a folder of `output.atomic_output`.
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -33,7 +33,11 @@ class TensorFileWriter:
         header, self._places = layout(specs)
         self._left = set(self._specs)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        _write_at(self._descriptor, memoryview(header), 0)
+        try:
+            _write_at(self._descriptor, memoryview(header), 0)
+        except OSError:
+            self.abandon()
+            raise
 
     @property
     def is_complete(self) -> bool:
@@ -66,7 +70,11 @@ class TensorFileWriter:
 
 class ShardWriter:
     """A checkpoint's shards and index json. `tensors` is the whole plan, in writing order; shards
-    fill up to `max_shard_bytes` (a larger tensor gets its own). Peak memory: one tensor."""
+    fill up to `max_shard_bytes` (a larger tensor gets its own). Peak memory: one tensor.
+
+    Shards that an earlier run finished are named to `reuse` before the first write; `on_shard` is
+    called with the path of each shard that is complete and flushed to disk.
+    """
 
     def __init__(
         self,
@@ -75,6 +83,7 @@ class ShardWriter:
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     ) -> None:
         self.folder = folder
+        self.on_shard: Callable[[Path], None] | None = None
         shards = plan_shards(tensors, max_shard_bytes)
         self._files = {
             f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard
@@ -89,6 +98,19 @@ class ShardWriter:
         """Bytes of all planned tensors."""
         return sum(spec.num_bytes for shard in self._files.values() for spec in shard)
 
+    @property
+    def num_shards(self) -> int:
+        return len(self._files)
+
+    def reuse(self, files: Collection[str]) -> None:
+        """Take shards already in the folder as written."""
+        assert set(files) <= set(self._files), f"{files=}"
+        self._done |= set(files)
+
+    def needs(self, name: str) -> bool:
+        """Whether the tensor's shard is still to be finished."""
+        return self._file_of[name] not in self._done
+
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write one planned tensor; a shard is closed with its last one."""
         file = self._file_of[name]
@@ -97,8 +119,11 @@ class ShardWriter:
             self._open[file] = TensorFileWriter(self.folder / file, self._files[file])
         self._open[file].write(name, tensor)
         if self._open[file].is_complete:
-            self._open.pop(file).close()
+            done = self._open.pop(file)
+            done.close()
             self._done.add(file)
+            if self.on_shard is not None:
+                self.on_shard(done.path)
 
     def commit(self) -> None:
         """Write the index json, last: without it the folder is no checkpoint."""

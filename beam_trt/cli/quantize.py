@@ -84,8 +84,9 @@ def quantize(
 ) -> None:
     """Quantize the checkpoint folder MODEL, one matrix at a time.
 
-    The output folder appears complete or not at all; a run that was stopped can simply be started
-    again.
+    The output folder appears complete or not at all. A run that was stopped (Ctrl-C, kill, full
+    disk) continues when the same command is run again: finished shards and calibration are kept in
+    a hidden folder beside the output.
     """
     from beam_trt import quantize as stage
     from beam_trt.config.quant import Precision, QuantConfig
@@ -99,7 +100,8 @@ def quantize(
                 model, out_dir, quant, texts, num_samples, max_shard_size, progress=bar.update
             )
     except KeyboardInterrupt:
-        console.print(f"Stopped {bar.standing}. {out_dir} was not written; start again at will.")
+        kept = stage.kept(out_dir) or f"{out_dir} was not written; start again at will."
+        console.print(f"Stopped {bar.standing}. {kept}", soft_wrap=True)
         raise
     for warning in report.warnings:
         console.print(f"warning: {warning}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from beam_trt.engine.compare import Comparison
     from beam_trt.engine.verify import Verification
+    from beam_trt.quantize.differences import Differences
 
 
 @click.command()
@@ -22,9 +23,28 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="The unquantized model: compare logits on held-out text.",
 )
+@click.option(
+    "--values",
+    is_flag=True,
+    help="Read every tensor of a checkpoint, not only headers and scalars (minutes for 280 GB).",
+)
+@click.option(
+    "--against",
+    metavar="OTHER",
+    type=click.Path(path_type=Path),
+    help="Another checkpoint of the model: compare tensor by tensor. Exit code 1 where two of the "
+    "same format differ.",
+)
 @click.option("--full", is_flag=True, help="Compare on all held-out text instead of a sample.")
 @json_option
-def verify(path: Path, reference: Path | None, full: bool, as_json: bool) -> None:
+def verify(
+    path: Path,
+    reference: Path | None,
+    values: bool,
+    against: Path | None,
+    full: bool,
+    as_json: bool,
+) -> None:
     """Check that an engine or a checkpoint is whole, and what its numbers are worth.
 
     PATH is an engine, a build (its engine is meant) or a checkpoint. With --reference, prints KL
@@ -39,12 +59,19 @@ def verify(path: Path, reference: Path | None, full: bool, as_json: bool) -> Non
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         found = check(
-            path, reference, full, lambda done, total: bar.update(task, completed=done, total=total)
+            path,
+            reference,
+            full,
+            lambda done, total: bar.update(task, completed=done, total=total),
+            values,
+            against,
         )
     if as_json:
         print_json(found.to_dict())
     else:
         _print(found)
+        if found.kind == "checkpoint" and not values:
+            console.print("Headers and scalars only; --values reads every tensor too.")
     found.raise_if_wrong()
 
 
@@ -68,6 +95,29 @@ def comparison_table(rows: "Sequence[Comparison]") -> "Table":
     return table
 
 
+def differences_table(found: "Differences") -> "Table":
+    """The weights that differ most, as people read them."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    here, there = found.formats
+    title = (
+        f"{found.num_identical:,} of {found.num_weights:,} weights have the same bytes in "
+        f"{escape(found.there)} ({here} here, {there} there)"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    if found.largest:
+        table.add_column("weights that differ most")
+        table.add_column("what")
+        table.add_column("relative", justify="right")
+    for row in found.largest:
+        relative = "-" if row.relative is None else f"{row.relative:.3g}"
+        table.add_row(escape(row.name), escape(row.what), relative)
+    if found.relative is not None and found.largest:
+        table.caption = f"relative difference over all weights that differ {found.relative:.4g}"
+    return table
+
+
 def _print(found: "Verification") -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -81,3 +131,5 @@ def _print(found: "Verification") -> None:
             out.print(f"      {escape(problem)}", soft_wrap=True)
     if found.comparison is not None:
         out.print(comparison_table([found.comparison]))
+    if found.differences is not None:
+        out.print(differences_table(found.differences))

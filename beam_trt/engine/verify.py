@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_trt.checkpoint.index import CheckpointIndex
 from beam_trt.config.build import BuildConfig
@@ -23,7 +23,10 @@ from beam_trt.engine.manifest import (
     Manifest,
 )
 from beam_trt.engine.target import Kind, kind_of
-from beam_trt.errors import BeamTrtError, CheckpointError, EngineError
+from beam_trt.errors import BeamTrtError, CheckpointError, ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from beam_trt.quantize.differences import Differences
 
 Progress = Callable[[int, int], None]
 """Called with (done, total): bytes while files are read, texts while numbers are compared."""
@@ -43,12 +46,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Findings on one folder; `comparison` is None where no reference was given."""
+    """Findings on one folder; `comparison` is None where no reference was given, `differences`
+    where no other checkpoint was."""
 
     path: str
     kind: str
     checks: tuple[Check, ...]
     comparison: Comparison | None
+    differences: "Differences | None" = None
 
     @property
     def is_ok(self) -> bool:
@@ -61,9 +66,18 @@ class Verification:
             more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
             kind = EngineError if self.kind == Kind.ENGINE else CheckpointError
             raise kind(problems[0] + more)
+        found = self.differences
+        if found is not None and found.is_same_format and not found.is_identical:
+            count = found.num_weights - found.num_identical
+            raise CheckpointError(
+                f"{self.path}: {count} of {found.num_weights} weights differ from {found.there}, "
+                f"expected the same bytes of two {found.formats[0]} checkpoints. First: "
+                f"{found.largest[0].name}, {found.largest[0].what}."
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "is_ok": self.is_ok}
+        differences = self.differences.to_dict() if self.differences is not None else None
+        return {**asdict(self), "differences": differences, "is_ok": self.is_ok}
 
 
 def verify(
@@ -71,17 +85,26 @@ def verify(
     reference: Path | None = None,
     full: bool = False,
     progress: Progress | None = None,
+    values: bool = True,
+    against: Path | None = None,
 ) -> Verification:
     """Check an engine, a build's engine, or a checkpoint.
 
     Engine: every file's size and sha256, no stray file, and each rank's tensors against the table.
-    Checkpoint: `quantize.verify`. With a reference, which must be the unquantized model, also its
-    numbers on held-out text, a sample of it unless `full`; a checkpoint's numbers are those of a
+    Checkpoint: `quantize.verify`, headers and scalars alone unless `values`; `against` another
+    checkpoint also `quantize.differences`. With a reference, which must be the unquantized model,
+    also its numbers on held-out text, a sample of it unless `full`; a checkpoint's are those of a
     one-rank engine built from it in a temporary folder. Damage is reported in the result, and
     numbers are left out then; raises only where `path` is neither, or the reference is unusable.
     """
     kind, folder = kind_of(path)
-    checks = tuple(_engine_checks(folder, progress) if kind is Kind.ENGINE else _checked(folder))
+    if against is not None and kind is not Kind.CHECKPOINT:
+        raise ConfigError(
+            f"against: {path} is an engine; only two checkpoints can be compared. Use --reference "
+            "for an engine's numbers."
+        )
+    is_engine = kind is Kind.ENGINE
+    checks = tuple(_engine_checks(folder, progress) if is_engine else _checked(folder, values))
     comparison = None
     if reference is not None and all(check.is_ok for check in checks):
         samples = held_out_samples(reference, full)
@@ -89,7 +112,12 @@ def verify(
             comparison = compare(named_engines([folder]), reference, samples, progress)[0]
         else:
             comparison = _compare_checkpoint(folder, reference, samples, progress)
-    return Verification(str(folder), str(kind), checks, comparison)
+    differences = None
+    if against is not None and all(check.is_ok for check in checks):
+        from beam_trt.quantize.differences import find_differences
+
+        differences = find_differences(folder, against, progress=progress)
+    return Verification(str(folder), str(kind), checks, comparison, differences)
 
 
 def verify_many(
@@ -109,10 +137,10 @@ def verify_many(
     return compare(named_engines(folders), reference, held_out_samples(reference, full), progress)
 
 
-def _checked(folder: Path) -> Iterator[Check]:
+def _checked(folder: Path, values: bool) -> Iterator[Check]:
     from beam_trt.quantize.verify import verify as verify_checkpoint
 
-    for check in verify_checkpoint(folder):
+    for check in verify_checkpoint(folder, values):
         yield Check(check.name, tuple(check.problems))
 
 

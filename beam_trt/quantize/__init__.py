@@ -27,3 +27,12 @@ def run(
     from beam_trt.quantize import stream
 
     return stream.run(source, out, quant, calibration, num_samples, max_shard_bytes, progress)
+
+
+def kept(out: Path) -> str:
+    """A sentence on what a stopped run into `out` has kept and how to continue it; empty when there
+    is nothing to continue. Needs no torch."""
+    from beam_trt.checkpoint.output import partial_folder
+    from beam_trt.quantize.journal import kept_sentence
+
+    return kept_sentence(partial_folder(out))

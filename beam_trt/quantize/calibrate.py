@@ -69,18 +69,32 @@ class Calibrator:
     one expert; at the start also the embedding table.
     """
 
-    def __init__(self, reader: CheckpointReader, samples: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        samples: Sequence[Sequence[int]],
+        start_layer: int = 0,
+        hidden_states: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`samples` are token ids. To continue at `start_layer`, give the `hidden_states` that the
+        layer before it left, one bf16 [num_tokens, hidden_size] a sample."""
         assert samples, "the caller refuses to calibrate on nothing"
         self._reader = reader
+        self._start_layer = start_layer
         self._config = reader.index.config
         self._hf_config = BeamConfig.from_pretrained(reader.index.folder)
         self._hf_config._attn_implementation = "sdpa"
-        self._samples = self._embed(samples)
+        self._samples = self._begin(samples, hidden_states)
+
+    @property
+    def hidden_states(self) -> list[torch.Tensor]:
+        """What the layers so far left of each sample, bf16 [num_tokens, hidden_size]."""
+        return [sample.hidden[0] for sample in self._samples]
 
     def layers(self) -> Iterator[LayerCalibration]:
         """One LayerCalibration a layer, in order. Raises CheckpointError where activations are not
         finite."""
-        for layer_idx in range(self._config.num_hidden_layers):
+        for layer_idx in range(self._start_layer, self._config.num_hidden_layers):
             # Not around the yield: the caller's gradients are its own affair.
             with torch.no_grad():
                 calibration = self._run_layer(layer_idx)
@@ -105,13 +119,19 @@ class Calibrator:
                 )
         return LayerCalibration(layer_idx, maxima.of, expert_tokens)
 
-    def _embed(self, samples: Sequence[Sequence[int]]) -> list[_Sample]:
-        table = self._bf16(names.EMBED_TOKENS)
+    def _begin(
+        self,
+        samples: Sequence[Sequence[int]],
+        hidden_states: Sequence[torch.Tensor] | None,
+    ) -> list[_Sample]:
+        if hidden_states is None:
+            table = self._bf16(names.EMBED_TOKENS)
+            hidden_states = [F.embedding(torch.tensor(list(ids)), table) for ids in samples]
         rotary = BeamRotaryEmbedding(self._hf_config)
         has_sliding = self._config.num_sliding_layers > 0
-        embedded = []
-        for ids in samples:
-            hidden = F.embedding(torch.tensor([list(ids)]), table)
+        begun = []
+        for ids, state in zip(samples, hidden_states, strict=True):
+            hidden = state[None]
             positions = torch.arange(len(ids))[None]
             about: dict[str, Any] = {
                 "config": self._hf_config,
@@ -126,8 +146,8 @@ class Calibrator:
             }
             cos_sin = rotary(hidden, positions, SLIDING) if has_sliding else None
             scaling = compute_attention_scaling(positions)
-            embedded.append(_Sample(hidden, positions, masks, cos_sin, scaling))
-        return embedded
+            begun.append(_Sample(hidden, positions, masks, cos_sin, scaling))
+        return begun
 
     def _bf16(self, name: str) -> torch.Tensor:
         return self._reader.tensor(name).to(torch.bfloat16)

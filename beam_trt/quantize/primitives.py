@@ -1,4 +1,4 @@
-"""One matrix to its quantized form and back, through ModelOpt's own functions.
+"""One matrix to its quantized form and back, with the bytes that ModelOpt's own functions give.
 
 Knows nothing about names, layers or files. Matrices are [out_features, in_features].
 """
@@ -10,13 +10,14 @@ import torch
 
 from beam_trt.config.quant import FP4_MAX, FP8_MAX, NVFP4_BLOCK
 from beam_trt.quantize.modelopt_functions import modelopt_functions
+from beam_trt.quantize.nvfp4_kernel import QuantizeBlocks, quantize_blocks
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-_TILE_ELEMENTS = 1 << 22
+_TILE_ELEMENTS = 1 << 19
 """Elements worked on at once: rows are independent, and a tile's temporaries (about 20 bytes per
-element) stay small beside the matrix."""
+element) stay in a core's cache and small beside the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,21 @@ def nvfp4_scale(largest: torch.Tensor) -> torch.Tensor:
     return torch.where(scale > 0, scale, 1.0 / (FP4_MAX * FP8_MAX))
 
 
-def quantize_nvfp4(weight: torch.Tensor, weight_scale_2: torch.Tensor) -> Nvfp4Matrix:
+def quantize_nvfp4(
+    weight: torch.Tensor,
+    weight_scale_2: torch.Tensor,
+    kernel: QuantizeBlocks = quantize_blocks,
+) -> Nvfp4Matrix:
     """Blocks of 16 columns to E2M1 with an E4M3 scale each, under a given second-level scale.
 
-    `weight` bf16 [out, in], in % 16 == 0. Holds the result and one tile's temporaries.
+    `weight` bf16 [out, in], in % 16 == 0. Holds the result and little else.
     """
     rows, columns = weight.shape
     assert columns % NVFP4_BLOCK == 0, f"{weight.shape=}"
-    nvfp4 = modelopt_functions().nvfp4
-    packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
-    scales = torch.empty(rows, columns // NVFP4_BLOCK, dtype=torch.float8_e4m3fn)
-    for part in row_tiles(weight):
-        scale, _ = nvfp4.get_weights_scaling_factor(weight[part], NVFP4_BLOCK, weight_scale_2)
-        tile, scale, _ = nvfp4.quantize(weight[part], NVFP4_BLOCK, scale, weight_scale_2)
-        packed[part] = tile._quantized_data
-        scales[part] = scale
-    return Nvfp4Matrix(packed, scales, weight_scale_2)
+    packed, scales = kernel(weight.reshape(-1, NVFP4_BLOCK), weight_scale_2)
+    return Nvfp4Matrix(
+        packed.view(rows, columns // 2), scales.view(rows, columns // NVFP4_BLOCK), weight_scale_2
+    )
 
 
 def quantize_fp8(weight: torch.Tensor) -> Fp8Matrix:

@@ -14,8 +14,8 @@ import torch
 
 from beam_trt.checkpoint import names
 from beam_trt.checkpoint.index import CheckpointIndex
-from beam_trt.checkpoint.names import LinearGroup, Site
-from beam_trt.checkpoint.output import atomic_output, prepare_output
+from beam_trt.checkpoint.names import Linear, LinearGroup, Site
+from beam_trt.checkpoint.output import prepare_output, resumable_output
 from beam_trt.checkpoint.precision import HF_QUANT_CONFIG
 from beam_trt.checkpoint.reader import TORCH_DTYPES, CheckpointReader
 from beam_trt.checkpoint.sidecars import TOKENIZER, copy_sidecars
@@ -24,12 +24,19 @@ from beam_trt.checkpoint.writer import DEFAULT_SHARD_BYTES, ShardWriter
 from beam_trt.config.quant import Precision, QuantConfig
 from beam_trt.config.tensors import TensorSpec
 from beam_trt.errors import CheckpointError, ConfigError
-from beam_trt.quantize import primitives
-from beam_trt.quantize.calibrate import Calibrator, LayerCalibration
+from beam_trt.quantize import nvfp4_kernel, primitives
+from beam_trt.quantize.calibrate import LayerCalibration
+from beam_trt.quantize.journal import Journal
 from beam_trt.quantize.metadata import hf_quant_config, quantization_config
+from beam_trt.quantize.nvfp4_kernel import QuantizeBlocks
 from beam_trt.quantize.primitives import Fp8Matrix, Nvfp4Matrix
 from beam_trt.quantize.report import LayerReport, Report, bytes_by_part
+from beam_trt.quantize.resume import Resumption, run_settings
 from beam_trt.quantize.texts import DEFAULT_SAMPLES, tokenize
+
+NVFP4_PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+FP8_PARTS = ("weight", "weight_scale")
+"""Tensors that stand for one quantized linear."""
 
 Samples = Sequence[str] | Sequence[Sequence[int]]
 """Calibration texts, or token ids already."""
@@ -44,6 +51,7 @@ class Progress:
     total_bytes: int
     num_tensors: int
     total_tensors: int
+    num_reused_shards: int = 0
 
 
 ProgressFn = Callable[[Progress], None]
@@ -59,11 +67,14 @@ def run(
     progress: ProgressFn | None = None,
 ) -> Report:
     """Quantize the checkpoint folder `source` into the new folder `out`, which appears complete or
-    not at all.
+    not at all. A run that was stopped, however, is continued by the same call: finished shards and
+    calibrated layers are kept in a hidden folder beside `out`, and the bytes are those of a run
+    that nobody disturbed.
 
     `calibration` is needed for NVFP4, whose activations have a static scale, and not used
     otherwise. Raises CheckpointError for a source that is no whole, unquantized Beam checkpoint,
-    ConfigError for settings that do not fit it, OutputError where `out` cannot be written.
+    ConfigError for settings that do not fit it, OutputError where `out` cannot be written. Both
+    also refuse to continue a run of another source or other settings.
     """
     started = time.monotonic()
     index = CheckpointIndex.open(source)
@@ -72,18 +83,21 @@ def run(
     specs = list(output_tensors(index, quant))
     samples = _samples(index, quant, calibration, num_samples)
     prepare_output(out)
-    with atomic_output(out) as folder, CheckpointReader(index) as reader:
-        writer = ShardWriter(folder, specs, max_shard_bytes)
-        try:
-            calibrator = Calibrator(reader, samples) if samples else None
-            job = _Job(reader, writer, quant, specs, progress)
-            layers = job.convert(calibrator.layers() if calibrator else None)
-            writer.commit()
-        finally:
-            writer.abandon()
-        sidecars = copy_sidecars(source, folder)
-        _write_configs(index, quant, folder)
-    notes = job.notes
+    with resumable_output(out) as folder, CheckpointReader(index) as reader:
+        writer = ShardWriter(folder.result, specs, max_shard_bytes)
+        settings = run_settings(index, quant, samples, max_shard_bytes, writer.num_shards)
+        with Resumption(folder, settings) as resumption:
+            writer.reuse(resumption.journal.shards)
+            calibrated = resumption.calibrated(reader, samples) if samples else None
+            job = _Job(reader, writer, quant, specs, progress, resumption.journal)
+            try:
+                layers = job.convert(calibrated)
+                writer.commit()
+            finally:
+                writer.abandon()
+            sidecars = copy_sidecars(source, folder.result)
+            _write_configs(index, quant, folder.result)
+    notes = [*resumption.notes, *job.notes]
     if TOKENIZER not in sidecars:
         notes.append(f"{source} has no {TOKENIZER}: the result cannot be served until it has one.")
     return Report(
@@ -115,12 +129,18 @@ class _Error:
     difference: float = 0.0
     weight: float = 0.0
 
+    @classmethod
+    def of(cls, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix) -> "_Error":
+        error = cls()
+        error.add(weight, matrix)
+        return error
+
     def add(self, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix) -> None:
         for part in primitives.row_tiles(weight):
-            values = weight[part].float()
-            difference = matrix.rows(part).dequantize() - values
-            self.difference += float(difference.square().sum(dtype=torch.float64))
-            self.weight += float(values.square().sum(dtype=torch.float64))
+            values = weight[part].float().flatten()
+            difference = matrix.rows(part).dequantize().flatten() - values
+            self.difference += float(difference.dot(difference))
+            self.weight += float(values.dot(values))
 
     def merge(self, other: "_Error") -> None:
         self.difference += other.difference
@@ -140,13 +160,22 @@ class _Job:
     quant: QuantConfig
     specs: Sequence[TensorSpec]
     progress: ProgressFn | None
+    journal: Journal
     total_error: _Error = field(default_factory=_Error)
+    new_errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     done_bytes: int = 0
     num_tensors: int = 0
 
+    def __post_init__(self) -> None:
+        self.writer.on_shard = self._record
+        self.num_reused = len(self.journal.shards)
+        self.errors = dict(self.journal.errors)
+        self._kernel = self._choose_kernel()
+
     def convert(self, calibrated: Iterator[LayerCalibration] | None) -> list[LayerReport]:
-        """Write every tensor; `calibrated` yields the layers in order, as they are needed."""
+        """Write every tensor that no earlier run finished; `calibrated` yields the layers in order,
+        as they are needed."""
         config = self.reader.index.config
         dtypes = {spec.name: TORCH_DTYPES[spec.dtype] for spec in self.specs}
         self._report(None)
@@ -156,18 +185,18 @@ class _Job:
             calibration = next(calibrated) if calibrated is not None else None
             for tensor in names.plain_layer_tensors(config, layer_idx):
                 self._copy(tensor.name, dtypes)
-            error = _Error()
             for group in names.linear_groups(config, layer_idx):
                 precision = self.quant.linear_precision(group.site.is_expert)
                 if precision is Precision.NVFP4:
                     assert calibration is not None, f"{layer_idx=} was not calibrated"
-                    self._nvfp4(group, self._input_scale(group.site, calibration), error)
+                    self._nvfp4(group, self._input_scale(group.site, calibration))
                 elif precision is Precision.FP8:
-                    self._fp8(group, error)
+                    self._fp8(group)
                 else:
                     for linear in group.linears:
                         self._copy(linear.weight, dtypes)
                 self._report(layer_idx)
+            error = self._layer_error(layer_idx)
             self.total_error.merge(error)
             tokens = calibration.expert_tokens if calibration is not None else ()
             layers.append(LayerReport(layer_idx, error.relative, tokens))
@@ -176,44 +205,90 @@ class _Job:
         self._report(None)
         return layers
 
+    def _choose_kernel(self) -> QuantizeBlocks:
+        """The NVFP4 kernel for this checkpoint's size; a note where it could be faster."""
+        if self.quant.precision is not Precision.NVFP4:
+            return nvfp4_kernel.quantize_blocks
+        kernel = nvfp4_kernel.choose_kernel(self.reader.index.num_bytes)
+        if kernel.note is not None:
+            self.notes.append(kernel.note)
+        return kernel.quantize_blocks
+
+    def _layer_error(self, layer_idx: int) -> _Error:
+        """The sum over the layer's quantized linears, in the same order whoever quantized them."""
+        total = _Error()
+        for group in names.linear_groups(self.reader.index.config, layer_idx):
+            for linear in group.linears:
+                total.merge(_Error(*self.errors.get(linear.name, (0.0, 0.0))))
+        return total
+
     def _read(self, name: str) -> torch.Tensor:
         self.done_bytes += self.reader.index.require(name).nbytes
         return self.reader.tensor(name)
 
     def _write(self, name: str, tensor: torch.Tensor) -> None:
-        self.writer.write(name, tensor)
+        if self.writer.needs(name):
+            self.writer.write(name, tensor)
         self.num_tensors += 1
 
+    def _is_done(self, sources: Sequence[str], results: Sequence[str]) -> bool:
+        """Whether an earlier run finished all of `results`; then they and `sources` are counted."""
+        if any(map(self.writer.needs, results)):
+            return False
+        self.done_bytes += sum(self.reader.index.require(name).nbytes for name in sources)
+        self.num_tensors += len(results)
+        return True
+
+    def _is_group_done(self, group: LinearGroup, parts: Sequence[str]) -> bool:
+        results = [f"{linear.name}.{part}" for linear in group.linears for part in parts]
+        return self._is_done([linear.weight for linear in group.linears], results)
+
+    def _add_error(
+        self, linear: Linear, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix
+    ) -> None:
+        error = _Error.of(weight, matrix)
+        self.errors[linear.name] = self.new_errors[linear.name] = (error.difference, error.weight)
+
+    def _record(self, shard: Path) -> None:
+        self.journal.add_shard(shard, self.new_errors)
+        self.new_errors.clear()
+
     def _copy(self, name: str, dtypes: dict[str, torch.dtype]) -> None:
-        self._write(name, self._read(name).to(dtypes[name]))
+        if not self._is_done([name], [name]):
+            self._write(name, self._read(name).to(dtypes[name]))
 
     def _group_weights(self, group: LinearGroup) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The group's matrices in bf16, and their largest magnitude."""
         weights = [self._read(linear.weight).to(torch.bfloat16) for linear in group.linears]
-        for linear, weight in zip(group.linears, weights, strict=True):
-            if not weight.isfinite().all():
+        largest = [primitives.amax([weight]) for weight in weights]
+        for linear, found in zip(group.linears, largest, strict=True):
+            if not found.isfinite():
                 raise CheckpointError(
                     f"{self.reader.index.folder}: {linear.weight}: expected finite weights, found "
                     "NaN or infinity. The checkpoint is damaged: fetch it again."
                 )
-        return weights, primitives.amax(weights)
+        return weights, torch.stack(largest).amax()
 
-    def _nvfp4(self, group: LinearGroup, input_scale: torch.Tensor, error: _Error) -> None:
+    def _nvfp4(self, group: LinearGroup, input_scale: torch.Tensor) -> None:
+        if self._is_group_done(group, NVFP4_PARTS):
+            return
         weights, largest = self._group_weights(group)
         scale_2 = primitives.nvfp4_scale(largest)
         for linear, weight in zip(group.linears, weights, strict=True):
-            matrix = primitives.quantize_nvfp4(weight, scale_2)
-            error.add(weight, matrix)
+            matrix = primitives.quantize_nvfp4(weight, scale_2, self._kernel)
+            self._add_error(linear, weight, matrix)
             self._write(f"{linear.name}.weight", matrix.weight)
             self._write(f"{linear.name}.weight_scale", matrix.weight_scale)
             self._write(f"{linear.name}.weight_scale_2", matrix.weight_scale_2)
             self._write(f"{linear.name}.input_scale", input_scale)
 
-    def _fp8(self, group: LinearGroup, error: _Error) -> None:
+    def _fp8(self, group: LinearGroup) -> None:
+        if self._is_group_done(group, FP8_PARTS):
+            return
         weights, _ = self._group_weights(group)
         for linear, weight in zip(group.linears, weights, strict=True):
             matrix = primitives.quantize_fp8(weight)
-            error.add(weight, matrix)
+            self._add_error(linear, weight, matrix)
             self._write(f"{linear.name}.weight", matrix.weight)
             self._write(f"{linear.name}.weight_scale", matrix.weight_scale)
 
@@ -231,7 +306,14 @@ class _Job:
         if self.progress is not None:
             total = self.reader.index.num_bytes
             self.progress(
-                Progress(layer_idx, self.done_bytes, total, self.num_tensors, len(self.specs))
+                Progress(
+                    layer_idx,
+                    self.done_bytes,
+                    total,
+                    self.num_tensors,
+                    len(self.specs),
+                    self.num_reused,
+                )
             )
 
 

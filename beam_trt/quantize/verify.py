@@ -6,6 +6,7 @@ when asked. Changes nothing.
 
 import fnmatch
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from beam_trt.checkpoint.validate import validate
 from beam_trt.config.quant import Precision
 from beam_trt.errors import CheckpointError, ConfigError
 
+_SCALES = ("weight_scale", "weight_scale_2", "input_scale")
+_TILE_ELEMENTS = 1 << 24
 _AGAIN = "Quantize the original checkpoint again with `beam-trt quantize`."
 
 
@@ -42,8 +45,9 @@ class Check:
 def verify(folder: Path, values: bool = True, limit: int = 20) -> list[Check]:
     """Run every check on a checkpoint folder; at most `limit` problems each.
 
-    `values=False` reads headers and scalars only (seconds at any size); otherwise all scales and
-    FP8 weights are read too. Never raises for a bad checkpoint: damage is a problem in the list.
+    `values=False` reads headers and scalars only (seconds at any size); otherwise every tensor is
+    read too, a few rows at a time. Never raises for a bad checkpoint: damage is a problem in the
+    list.
     """
     checks: list[Check] = []
 
@@ -73,6 +77,8 @@ def verify(folder: Path, values: bool = True, limit: int = 20) -> list[Check]:
                 run("block scales", _scale_problems(reader))
         elif index.precision is Precision.FP8 and values:
             run("channel scales and weights", _scale_problems(reader))
+        if values:
+            run("plain tensors", _plain_problems(reader))
     return checks
 
 
@@ -226,6 +232,24 @@ def _scale_problems(reader: CheckpointReader) -> Iterator[str]:
                 )
             if is_fp8 and _has_nan(reader.tensor(linear.weight)):
                 yield f"{linear.weight}: expected E4M3 numbers, found NaN. {_AGAIN}"
+
+
+def _plain_problems(reader: CheckpointReader) -> Iterator[str]:
+    """Every tensor that is not quantized, and no scale: its numbers must be finite."""
+    for name, info in reader.index.tensors.items():
+        if info.dtype not in names.PLAIN_DTYPES or name.endswith(_SCALES):
+            continue
+        row_elements = max(math.prod(info.shape[1:]), 1)
+        step = max(_TILE_ELEMENTS // row_elements, 1)
+        for start in range(0, info.shape[0], step):
+            wrong = ~reader.slice(name, slice(start, start + step)).isfinite()
+            if wrong.any():
+                at = [int(i) for i in wrong.nonzero()[0]]
+                yield (
+                    f"{name}: expected finite numbers, found NaN or infinity at "
+                    f"{[start + at[0], *at[1:]]}. The file is damaged: fetch or quantize it again."
+                )
+                break
 
 
 def _has_nan(weight: torch.Tensor) -> bool:

@@ -135,14 +135,30 @@ main()
 """
 
 
-def test_interrupt_says_where_it_stands(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def interrupt(source: Path, out: Path, *options: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED, "quantize", str(source)]
-    command += ["-o", str(out), "--precision", "fp8"]
+    command += ["-o", str(out), "--precision", "fp8", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert "Stopped after" in done.stderr
     assert "tensors" in done.stderr
-    assert "start again at will" in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_interrupt_before_the_first_shard(source: Path, tmp_path: Path) -> None:
+    assert "start again at will" in interrupt(source, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_says_what_is_kept_and_how_to_continue(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = interrupt(source, out, "--max-shard-size", "20KB")
+    assert f"shards are finished and kept in {tmp_path / '.out.partial'}" in text
+    assert "run the same command again to continue from there" in text
+    options = ["-o", out, "--precision", "fp8", "--max-shard-size", "20KB"]
+    assert invoke(source, *options).exit_code == 0
+    assert list(tmp_path.iterdir()) == [out]
+    assert invoke(source, "-o", tmp_path / "other", *options[2:]).exit_code == 0
+    for path in out.iterdir():
+        assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
