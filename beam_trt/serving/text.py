@@ -28,7 +28,13 @@ class Tokenizer:
         from transformers import PreTrainedTokenizerFast
 
         self.folder = folder
-        self.hf: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+        try:
+            self.hf: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+        except Exception as error:  # tokenizers raises a bare Exception
+            raise EngineError(
+                f"{folder}: its tokenizer files cannot be read: {error}. "
+                "Copy them again from the checkpoint, or build the engine again."
+            ) from error
         self._backend: Any = self.hf.backend_tokenizer
         kind = type(self._backend.decoder).__name__
         if kind != "ByteLevel":

@@ -1,5 +1,6 @@
 """Text that grows token by token equals transformers' decode of the whole."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,4 +108,22 @@ def test_tokenizer_that_is_not_byte_level(tmp_path: Path) -> None:
     backend.decoder = decoders.WordPiece()
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(EngineError, match="expected a byte-level decoder, found WordPiece"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}x"),
+        ("tokenizer.json", '{"model": 3}'),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_damaged_tokenizer_files(tmp_path: Path, beam_tiny: Path, name: str, text: str) -> None:
+    for kept in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(beam_tiny / kept, tmp_path / kept)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(EngineError, match=r"cannot be read: .* Copy them again"):
         Tokenizer(tmp_path)
