@@ -26,10 +26,15 @@ class ProcessInfo:
         return self.state not in "ZX"
 
 
-def session_members(session: int) -> list[ProcessInfo]:
-    """Processes of a session, dead ones that nobody collected included."""
+def all_processes() -> list[ProcessInfo]:
+    """Processes of this machine, dead ones that nobody collected included."""
     found = (_read(int(entry.name)) for entry in Path("/proc").glob("[0-9]*"))
-    return [info for info in found if info is not None and info.session == session]
+    return [info for info in found if info is not None]
+
+
+def session_members(session: int) -> list[ProcessInfo]:
+    """Those of one session."""
+    return [info for info in all_processes() if info.session == session]
 
 
 def kill_session(session: int, timeout_s: float = 5.0) -> list[int]:

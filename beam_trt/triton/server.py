@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,11 +24,11 @@ from beam_trt.errors import ServerError
 from beam_trt.runtime.host_client import EngineClient
 from beam_trt.triton.engine_host import ENGINE_SOCKET, PYTHON_VARIABLE, RUN_DIR_VARIABLE
 from beam_trt.triton.installation import Installation
+from beam_trt.triton.leftovers import SHM, make_run_dir, remove_leftovers, shm_prefix
 from beam_trt.triton.ports import check_port_free
 from beam_trt.triton.processes import die_with_parent, kill_session, session_members
 from beam_trt.triton.repository import MODELS
 
-_SHM = Path("/dev/shm")
 _LOG_LINES = 200
 _TAIL_LINES = 25
 _POLL_S = 0.1
@@ -102,7 +101,7 @@ class TritonServer:
         self._stopping = False
         self._hurry = False
         self._admin_key = secrets.token_hex(16)
-        self._shm_prefix = f"beam_trt_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._shm_prefix = shm_prefix(os.getpid(), secrets.token_hex(4))
 
     def __enter__(self) -> "TritonServer":
         try:
@@ -156,8 +155,8 @@ class TritonServer:
             ("--metrics-port", options.metrics_port),
         ):
             check_port_free(options.host, port, flag)
-        # Short, since a unix socket's path may have 108 bytes at most.
-        self._run_dir = Path(tempfile.mkdtemp(prefix="beam-trt-"))
+        remove_leftovers()
+        self._run_dir = make_run_dir(os.getpid())
         backends = installation.lay_out_backends(self._run_dir)
         environment = {PYTHON_VARIABLE: sys.executable} | installation.environment()
         environment[RUN_DIR_VARIABLE] = str(self._run_dir)
@@ -251,7 +250,7 @@ class TritonServer:
                 # Stubs that lost their server ignore SIGTERM.
                 kill_session(process.pid)
                 process.wait()
-        for entry in _SHM.glob(f"{self._shm_prefix}*"):
+        for entry in SHM.glob(f"{self._shm_prefix}*"):
             entry.unlink(missing_ok=True)
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir, ignore_errors=True)
