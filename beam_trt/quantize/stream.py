@@ -5,6 +5,7 @@ what `calibrate.Calibrator` holds.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from beam_trt.checkpoint.precision import HF_QUANT_CONFIG
 from beam_trt.checkpoint.reader import TORCH_DTYPES, CheckpointReader
 from beam_trt.checkpoint.sidecars import TOKENIZER, copy_sidecars
 from beam_trt.checkpoint.validate import validate
+from beam_trt.checkpoint.write_behind import WriteBehind
 from beam_trt.checkpoint.writer import DEFAULT_SHARD_BYTES, ShardWriter
 from beam_trt.config.quant import Precision, QuantConfig
 from beam_trt.config.tensors import TensorSpec
@@ -89,12 +91,15 @@ def run(
         with Resumption(folder, settings) as resumption:
             writer.reuse(resumption.journal.shards)
             calibrated = resumption.calibrated(reader, samples) if samples else None
-            job = _Job(reader, writer, quant, specs, progress, resumption.journal)
+            recorder = _Recorder(resumption.journal)
+            writer.on_shard = recorder.add_shard
+            behind = WriteBehind(writer)
+            job = _Job(reader, behind, quant, specs, progress, recorder)
             try:
                 layers = job.convert(calibrated)
-                writer.commit()
+                behind.commit()
             finally:
-                writer.abandon()
+                behind.abandon()
             sidecars = copy_sidecars(source, folder.result)
             _write_configs(index, quant, folder.result)
     notes = [*resumption.notes, *job.notes]
@@ -151,26 +156,45 @@ class _Error:
         return (self.difference / self.weight) ** 0.5 if self.weight else None
 
 
+class _Recorder:
+    """Takes errors from the quantizing thread, and finished shards from the writing one, to the
+    journal. `errors` holds the sums of all linears, also those of earlier runs."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.errors = dict(journal.errors)
+        self._new: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def add_error(self, linear: str, sums: tuple[float, float]) -> None:
+        with self._lock:
+            self.errors[linear] = self._new[linear] = sums
+
+    def add_shard(self, shard: Path) -> None:
+        """Some errors may be of linears that still wait to be written: a rerun, which quantizes
+        them again, finds the same sums."""
+        with self._lock:
+            new, self._new = self._new, {}
+        self.journal.add_shard(shard, new)
+
+
 @dataclass
 class _Job:
     """One run's reading, quantizing and writing."""
 
     reader: CheckpointReader
-    writer: ShardWriter
+    writer: WriteBehind
     quant: QuantConfig
     specs: Sequence[TensorSpec]
     progress: ProgressFn | None
-    journal: Journal
+    recorder: "_Recorder"
     total_error: _Error = field(default_factory=_Error)
-    new_errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     done_bytes: int = 0
     num_tensors: int = 0
 
     def __post_init__(self) -> None:
-        self.writer.on_shard = self._record
-        self.num_reused = len(self.journal.shards)
-        self.errors = dict(self.journal.errors)
+        self.num_reused = len(self.recorder.journal.shards)
         self._kernel = self._choose_kernel()
 
     def convert(self, calibrated: Iterator[LayerCalibration] | None) -> list[LayerReport]:
@@ -219,7 +243,7 @@ class _Job:
         total = _Error()
         for group in names.linear_groups(self.reader.index.config, layer_idx):
             for linear in group.linears:
-                total.merge(_Error(*self.errors.get(linear.name, (0.0, 0.0))))
+                total.merge(_Error(*self.recorder.errors.get(linear.name, (0.0, 0.0))))
         return total
 
     def _read(self, name: str) -> torch.Tensor:
@@ -247,11 +271,7 @@ class _Job:
         self, linear: Linear, weight: torch.Tensor, matrix: Nvfp4Matrix | Fp8Matrix
     ) -> None:
         error = _Error.of(weight, matrix)
-        self.errors[linear.name] = self.new_errors[linear.name] = (error.difference, error.weight)
-
-    def _record(self, shard: Path) -> None:
-        self.journal.add_shard(shard, self.new_errors)
-        self.new_errors.clear()
+        self.recorder.add_error(linear.name, (error.difference, error.weight))
 
     def _copy(self, name: str, dtypes: dict[str, torch.dtype]) -> None:
         if not self._is_done([name], [name]):
