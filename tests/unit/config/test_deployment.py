@@ -7,40 +7,24 @@ import pytest
 
 from beam_trt.config.deployment import bundled_deployments, load_deployment
 from beam_trt.config.hardware import Gpu, gpus
-from beam_trt.config.model import DENSE, FULL, SLIDING, SPARSE, ModelConfig
+from beam_trt.config.model import ModelConfig
 from beam_trt.config.quant import Precision
 from beam_trt.config.tensors import engine_tensors
 from beam_trt.errors import ConfigError
-
-FULL_LAYERS = (5, 11, 17, 23, 29, 35, 41, 47, 51)
-NUM_LAYERS = 52
+from beam_trt.planner.shapes import named_shape
 
 
 @pytest.fixture(scope="module")
 def beam_501b() -> ModelConfig:
     """The published shape."""
-    return ModelConfig(
-        vocab_size=151936,
-        hidden_size=5120,
-        intermediate_size=20480,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=48,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=1048576,
-        rms_norm_eps=1e-6,
-        sliding_window=512,
-        rope_theta=10000.0,
-        layer_types=tuple(FULL if i in FULL_LAYERS else SLIDING for i in range(NUM_LAYERS)),
-        mlp_layer_types=tuple(DENSE if i < 3 else SPARSE for i in range(NUM_LAYERS)),
-        moe_intermediate_size=2560,
-        num_experts=256,
-        num_experts_per_tok=8,
-        n_group=8,
-        topk_group=4,
-        routed_scaling_factor=2.5,
-        final_logit_softcapping=30.0,
-    )
+    return named_shape("beam-501b")
+
+
+def test_the_published_schedule(beam_501b: ModelConfig) -> None:
+    full = [i for i in range(beam_501b.num_hidden_layers) if beam_501b.is_full(i)]
+    assert full == [5, 11, 17, 23, 29, 35, 41, 47, 51]
+    dense = [i for i in range(beam_501b.num_hidden_layers) if not beam_501b.is_moe(i)]
+    assert dense == [0, 1, 2]
 
 
 def test_every_deployment_is_bundled() -> None:
